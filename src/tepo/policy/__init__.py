@@ -1,0 +1,35 @@
+"""A causal language model as a policy: load, score tokens, adapters, save. Nothing heavy is imported until it is used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tepo.policy.config import LoraConfig, PolicyConfig
+    from tepo.policy.load import load_policy
+    from tepo.policy.policy import Policy
+    from tepo.policy.sequences import Scores, TokenSequence
+
+__all__ = ["LoraConfig", "Policy", "PolicyConfig", "Scores", "TokenSequence", "load_policy"]
+
+_HOMES = {
+    "LoraConfig": "config",
+    "Policy": "policy",
+    "PolicyConfig": "config",
+    "Scores": "sequences",
+    "TokenSequence": "sequences",
+    "load_policy": "load",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the module that defines `name` on first use."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
