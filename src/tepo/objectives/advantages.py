@@ -1,0 +1,95 @@
+"""Advantages: how much better a response is than its group. All are computed over the whole rollout batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from tepo.objectives.batch import group_index
+
+# Rewards that differ by less than this share of their size count as equal: the mean of n equal floats can be off
+# by an ulp, and dividing that by (std + eps) would turn rounding into an advantage.
+EQUAL_REWARDS = 1e-6
+
+
+class Advantage(Protocol):
+    """A pure function of rewards `[B]` and groups `[B]` to advantages `[B]`."""
+
+    def __call__(self, rewards: Tensor, group: Tensor) -> Tensor:
+        """Return advantages `[B]`; a response without a reward (NaN) has advantage 0."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class GroupStatistics:
+    """Per-row view of the row's group, over the responses that have a reward."""
+
+    scored: Tensor
+    rewards: Tensor  # NaN replaced by 0
+    size: Tensor
+    mean: Tensor
+    informative: Tensor  # the group's rewards differ
+
+
+def group_statistics(rewards: Tensor, group: Tensor) -> GroupStatistics:
+    """Return size, mean and informativeness of each row's group, all `[B]`."""
+    index, n = group_index(group)
+    scored = ~torch.isnan(rewards)
+    filled = torch.where(scored, rewards, torch.zeros_like(rewards))
+    size = group_sum(scored.to(rewards.dtype), index, n)
+    mean = group_sum(filled, index, n) / size.clamp_min(1)
+    inf = torch.full_like(rewards, float("inf"))
+    high = rewards.new_full((n,), float("-inf")).scatter_reduce(0, index, torch.where(scored, rewards, -inf), "amax")
+    low = rewards.new_full((n,), float("inf")).scatter_reduce(0, index, torch.where(scored, rewards, inf), "amin")
+    scale = torch.maximum(high.abs(), low.abs())
+    informative = (high - low > EQUAL_REWARDS * scale)[index] & (size > 1)
+    return GroupStatistics(scored, filled, size, mean, informative)
+
+
+def group_sum(values: Tensor, index: Tensor, n: int) -> Tensor:
+    """Sum `values` `[B]` inside each group and give every row its group's sum."""
+    return values.new_zeros(n).index_add(0, index, values)[index]
+
+
+@dataclass(frozen=True)
+class GroupNormalized:
+    """A_i = (R_i - mean_g) / (std + eps), GRPO (arXiv 2402.03300).
+
+    `ddof` 1 is the sample standard deviation (TRL, verl), 0 the population's; `scale` says whose deviation
+    divides: the group's, the batch's (Lite PPO), or none (Dr.GRPO). Equal rewards and a group of one give
+    exactly 0 (verl would pass the raw reward of a group of one through).
+    """
+
+    scale: Literal["group", "batch", "none"] = "group"
+    ddof: Literal[0, 1] = 1
+    eps: float = 1e-6
+
+    def __call__(self, rewards: Tensor, group: Tensor) -> Tensor:
+        """Return advantages `[B]`."""
+        stats = group_statistics(rewards, group)
+        centred = torch.where(stats.informative & stats.scored, stats.rewards - stats.mean, torch.zeros_like(rewards))
+        if self.scale == "none":
+            return centred
+        if self.scale == "group":
+            index, n = group_index(group)
+            variance = group_sum(centred**2, index, n) / (stats.size - self.ddof).clamp_min(1)
+        else:
+            count = stats.scored.sum()
+            mean = stats.rewards.sum() / count.clamp_min(1)
+            deviation = torch.where(stats.scored, stats.rewards - mean, torch.zeros_like(rewards))
+            variance = (deviation**2).sum() / (count - self.ddof).clamp_min(1)
+        return centred / (variance.sqrt() + self.eps)
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """A_i = R_i - mean of the other responses of the group = n/(n-1) (R_i - mean_g), RLOO (arXiv 2402.14740)."""
+
+    def __call__(self, rewards: Tensor, group: Tensor) -> Tensor:
+        """Return advantages `[B]`; a group of one has no other responses: 0."""
+        stats = group_statistics(rewards, group)
+        value = stats.size / (stats.size - 1).clamp_min(1) * (stats.rewards - stats.mean)
+        return torch.where(stats.informative & stats.scored, value, torch.zeros_like(value))

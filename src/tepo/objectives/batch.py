@@ -1,0 +1,183 @@
+"""The token batch: what an objective sees of a set of responses, and nothing of where they came from."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tepo.core.errors import InputError
+
+TOKEN_FIELDS = (
+    "logp",
+    "mask",
+    "old_logp",
+    "ref_logp",
+    "rollout_logp",
+    "entropy",
+    "old_entropy",
+    "token_ids",
+    "token_rewards",
+    "values",
+    "old_values",
+    "other_logp",
+    "sum_p2",
+    "sum_p2_logp",
+    "kl_full",
+)
+ROW_FIELDS = ("group", "row_id", "truncated", "correct")
+
+HOW_TO_GET = {
+    "old_logp": "log-probs of the sampling policy; omit it only for the first update after sampling",
+    "ref_logp": "log-probs under the reference policy: score the tokens with a frozen copy of the start policy",
+    "rollout_logp": "log-probs recorded by the sampler while it generated",
+    "entropy": "per-token entropy of the current policy: ask the scorer for the statistic 'entropy'",
+    "old_entropy": "per-token entropy of the sampling policy: keep the scorer's 'entropy' of the rollout batch",
+    "sum_p2": "sum of squared probabilities: ask the scorer for the statistic 'sum_p2'",
+    "sum_p2_logp": "sum of p^2 log p: ask the scorer for the statistic 'sum_p2_logp'",
+    "kl_full": "exact KL to the reference over the vocabulary: ask the scorer for 'kl_full' with a reference",
+    "rewards": "one reward a response, shape [B] (or [B, K] components), or pass advantage= instead",
+    "group": "the prompt each response belongs to, any integers, shape [B]",
+    "truncated": "true where the response hit the length limit, shape [B]",
+}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TokenBatch:
+    """Responses as aligned token arrays; B rows of T positions.
+
+    `[B, T]`: `logp` (current policy, may carry a gradient), `mask` (bool, true on response tokens, EOS
+    included; may have holes), `old_logp` (omitted = first update: the ratio is taken against the detached
+    `logp`), `ref_logp`, `rollout_logp` (the sampler's own), `entropy`, `old_entropy` (nats), `token_ids`,
+    `token_rewards`, `values`, `old_values`, `other_logp`, and scorer statistics `sum_p2`, `sum_p2_logp`,
+    `kl_full`. `[B]`: `rewards` (or `[B, K]` components; NaN = this reward cannot score the response), `group`
+    (any integers), `row_id`, `truncated`, `correct`, `advantage` (also `[B, T]`).
+
+    Padding may be left, right or both and hold anything: values outside the mask never reach a result.
+    Raises `InputError` for a shape or dtype that does not fit.
+    """
+
+    logp: Tensor
+    mask: Tensor
+    old_logp: Tensor | None = None
+    ref_logp: Tensor | None = None
+    rollout_logp: Tensor | None = None
+    entropy: Tensor | None = None
+    old_entropy: Tensor | None = None
+    token_ids: Tensor | None = None
+    token_rewards: Tensor | None = None
+    values: Tensor | None = None
+    old_values: Tensor | None = None
+    other_logp: Tensor | None = None
+    sum_p2: Tensor | None = None
+    sum_p2_logp: Tensor | None = None
+    kl_full: Tensor | None = None
+    rewards: Tensor | None = None
+    group: Tensor | None = None
+    row_id: Tensor | None = None
+    truncated: Tensor | None = None
+    correct: Tensor | None = None
+    advantage: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.mask.dtype != torch.bool:
+            raise InputError(f"mask has dtype {self.mask.dtype}, expected torch.bool: pass mask=mask.bool()")
+        if self.mask.dim() != 2:
+            raise InputError(f"mask has shape {tuple(self.mask.shape)}, expected [B, T]")
+        rows = self.mask.shape[0]
+        for name in TOKEN_FIELDS:
+            self._expect(name, [tuple(self.mask.shape)], "[B, T] like mask")
+        for name in ROW_FIELDS:
+            self._expect(name, [(rows,)], "[B]")
+        self._expect("advantage", [(rows,), tuple(self.mask.shape)], "[B] or [B, T]")
+        if self.rewards is not None and (self.rewards.dim() not in (1, 2) or self.rewards.shape[0] != rows):
+            raise InputError(f"rewards has shape {tuple(self.rewards.shape)}, expected [B] or [B, K], B={rows}")
+
+    def _expect(self, name: str, shapes: list[tuple[int, ...]], words: str) -> None:
+        value: Tensor | None = getattr(self, name)
+        if value is not None and tuple(value.shape) not in shapes:
+            raise InputError(f"{name} has shape {tuple(value.shape)}, expected {words} = {shapes[-1]}")
+
+    def replace(self, **fields: Any) -> TokenBatch:
+        """Return a copy with some fields replaced."""
+        return dataclasses.replace(self, **fields)
+
+    def take(self, rows: Tensor, width: int | None = None) -> TokenBatch:
+        """Return the given rows (integer index `[b]`); token fields are cut to the first `width` columns."""
+        chosen = {name: value.index_select(0, rows) for name, value in self.present()}
+        token_fields = (*TOKEN_FIELDS, "advantage")
+        cut = {name: value[:, :width] for name, value in chosen.items() if name in token_fields and value.dim() == 2}
+        return TokenBatch(**{**chosen, **cut})
+
+    def to(self, device: torch.device | str) -> TokenBatch:
+        """Return the batch on another device."""
+        return TokenBatch(**{name: value.to(device) for name, value in self.present()})
+
+    def present(self) -> list[tuple[str, Tensor]]:
+        """Return the fields that are set, as (name, tensor)."""
+        pairs = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+        return [(name, value) for name, value in pairs if value is not None]
+
+    def lengths(self) -> Tensor:
+        """Number of response tokens of each row, `[B]`, holes not counted."""
+        return self.mask.sum(dim=1)
+
+
+def require(batch: TokenBatch, field: str, owner: str) -> Tensor:
+    """Return a field, or raise the error that names it and how to obtain it."""
+    value: Tensor | None = getattr(batch, field)
+    if value is None:
+        raise InputError(f"{owner} needs TokenBatch.{field}: {HOW_TO_GET.get(field, 'pass it to TokenBatch')}")
+    return value
+
+
+def clean(batch: TokenBatch) -> TokenBatch:
+    """Return the batch as the parts compute with it: float32 or better, zero outside the mask, old values filled.
+
+    `where` (not multiplication) cuts the padding off, so NaN or inf there reaches neither value nor gradient.
+    Without `old_logp` this is the first update: the old policy is the current one, detached.
+    """
+    fields: dict[str, Tensor] = {}
+    for name, value in batch.present():
+        if name == "rewards":
+            fields[name] = at_least_float32(value)
+        elif name == "advantage" or (name in TOKEN_FIELDS and value.is_floating_point()):
+            upcast = at_least_float32(value)
+            tokens = upcast[:, None].expand_as(batch.mask) if upcast.dim() == 1 else upcast
+            fields[name] = torch.where(batch.mask, tokens, torch.zeros_like(tokens))
+        else:
+            fields[name] = value
+    if "old_logp" not in fields:
+        fields["old_logp"] = fields["logp"].detach()
+        if "entropy" in fields and "old_entropy" not in fields:
+            fields["old_entropy"] = fields["entropy"].detach()
+    return TokenBatch(**fields)
+
+
+def at_least_float32(value: Tensor) -> Tensor:
+    """Upcast halves and integers to float32; leave float32 and float64 alone."""
+    return value if value.dtype in (torch.float32, torch.float64) else value.to(torch.float32)
+
+
+def check_finite(batch: TokenBatch) -> None:
+    """Raise `InputError` naming the first token whose log-prob or entropy is not finite inside the mask."""
+    for name in ("logp", "old_logp", "ref_logp", "rollout_logp", "entropy", "old_entropy"):
+        value: Tensor | None = getattr(batch, name)
+        if value is None:
+            continue
+        bad = batch.mask & ~torch.isfinite(value)
+        if bool(bad.any()):
+            row, column = (int(index) for index in bad.nonzero()[0])
+            raise InputError(
+                f"{name}[{row}, {column}] is {float(value[row, column])} inside the mask, expected a finite number: "
+                "a sampled token has a positive probability; score without top-k or top-p, or mask the token"
+            )
+
+
+def group_index(group: Tensor) -> tuple[Tensor, int]:
+    """Map any integer group ids to 0..n-1; return (index `[B]`, n)."""
+    unique, index = torch.unique(group, return_inverse=True)
+    return index, int(unique.numel())

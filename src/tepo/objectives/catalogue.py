@@ -1,0 +1,99 @@
+"""The catalogue: every method by name, with its paper, formula, settings and needs."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tepo.core.errors import InputError, nearest
+from tepo.objectives.method import Method, Paper, Status
+from tepo.objectives.objective import Needs, Objective
+from tepo.objectives.papers.dapo import DAPO
+from tepo.objectives.papers.dr_grpo import DrGRPO
+from tepo.objectives.papers.grpo import GRPO
+from tepo.objectives.papers.gspo import GSPO, GSPOToken
+from tepo.objectives.papers.reinforce import RLOO, Reinforce
+from tepo.objectives.papers.tepo import TEPO, TEPOMarkov
+
+METHODS: dict[str, type[Method]] = {
+    method.name: method for method in (TEPO, TEPOMarkov, GRPO, DAPO, DrGRPO, GSPO, GSPOToken, Reinforce, RLOO)
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One field of a method: name, type, default, what it does, where the default comes from, how sure that is."""
+
+    name: str
+    type: str
+    default: Any
+    help: str
+    source: str
+    status: Status
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One method of the catalogue."""
+
+    name: str
+    paper: Paper
+    formula: str
+    status: Status
+    notes: str
+    summary: str
+    settings: tuple[Setting, ...]
+    needs: Needs
+    objective: Objective
+
+
+def objective(name: str, **overrides: Any) -> Objective:
+    """Return a method of the catalogue as an objective, any of its settings overridden.
+
+    Raises `InputError` with the nearest match for an unknown name or setting, or a value that does not fit.
+    """
+    return method(name, **overrides).compose()
+
+
+def method(name: str, **overrides: Any) -> Method:
+    """Return the settings of a method, some of them overridden."""
+    if name not in METHODS:
+        raise InputError(f"objective {name!r} is not in the catalogue.{nearest(name, METHODS)} See: tepo objectives")
+    chosen = METHODS[name]
+    known = {item.name for item in dataclasses.fields(chosen)}
+    for key in overrides:
+        if key not in known:
+            raise InputError(
+                f"objective {name!r} has no setting {key!r}.{nearest(key, known)} See: tepo explain {name}"
+            )
+    return chosen(**overrides)
+
+
+def objectives() -> list[Entry]:
+    """Return the catalogue, in the order of `METHODS`."""
+    return [entry(name) for name in METHODS]
+
+
+def entry(name: str) -> Entry:
+    """Return one method's entry, with its default composition."""
+    chosen = method(name)
+    kind = type(chosen)
+    hints = typing.get_type_hints(kind)
+    settings = tuple(
+        Setting(item.name, words(hints[item.name]), item.default, **item.metadata) for item in dataclasses.fields(kind)
+    )
+    composed = chosen.compose()
+    summary = (kind.__doc__ or "").splitlines()[0]
+    return Entry(name, kind.paper, kind.formula, kind.status, kind.notes, summary, settings, composed.needs, composed)
+
+
+def words(hint: Any) -> str:
+    """Write an annotation as a user types its values: 'float', 'float or none', 'old | reference'."""
+    if typing.get_origin(hint) is Literal:
+        return " | ".join(str(choice) for choice in typing.get_args(hint))
+    parts = typing.get_args(hint)
+    if parts:
+        return " or ".join(words(part) for part in parts)
+    return "none" if hint is type(None) else str(getattr(hint, "__name__", hint))

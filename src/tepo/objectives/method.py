@@ -1,0 +1,122 @@
+"""Methods: the flat, named settings of a paper, and how they become a composition of parts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, TypeVar
+
+from tepo.core.errors import InputError, nearest
+from tepo.objectives.objective import Objective
+from tepo.objectives.regularizers import EntropyBonus, Regularizer
+from tepo.objectives.selectors import InformativeGroups, NotTruncated, Selector
+from tepo.objectives.weights import ImportanceWeight, Masked, NoWeight, SequenceMasked, Truncated
+
+T = TypeVar("T")
+Status = Literal["confirmed", "inferred", "experimental"]
+
+
+def setting(default: T, text: str, source: str, status: Status = "confirmed") -> T:
+    """Declare a field of a method: its default, what it does, and where the default comes from."""
+    return field(default=default, metadata={"help": text, "source": source, "status": status})
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Where a method comes from."""
+
+    title: str
+    year: int
+    arxiv: str
+    venue: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """Settings every method shares. A subclass is one paper: its own settings, and `compose`."""
+
+    name: ClassVar[str]
+    paper: ClassVar[Paper]
+    formula: ClassVar[str]
+    status: ClassVar[Status]
+    notes: ClassVar[str] = ""
+
+    truncated: Literal["keep", "drop"] = setting(
+        "keep", "drop: responses cut at the length limit leave the loss, not the group's statistics", "ours"
+    )
+    zero_variance: Literal["keep", "drop"] = setting(
+        "keep", "drop: tokens of groups with equal rewards leave the denominator", "ours"
+    )
+    entropy_coef: float = setting(0.0, "coefficient of an entropy bonus in the loss", "verl and TRL: 0")
+    importance_weight: Literal["none", "truncate", "mask", "sequence-mask"] = setting(
+        "none",
+        "correct for a sampler that differs from the scorer; needs rollout_logp",
+        "ours: the samplers agree",
+    )
+    importance_cap: float = setting(2.0, "cap of the importance weight", "open-instruct: 2")
+    log_ratio_clamp: float = setting(20.0, "log-ratios are clamped to +-this, gradient 0 beyond", "verl: 20")
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for item in dataclasses.fields(self):
+            check_setting(self.name, item.name, getattr(self, item.name), hints[item.name])
+
+    def compose(self) -> Objective:
+        """Return the objective these settings stand for."""
+        raise NotImplementedError
+
+    def selectors(self) -> tuple[Selector, ...]:
+        """Return the row filters of the shared settings."""
+        chosen: list[Selector] = []
+        if self.truncated == "drop":
+            chosen.append(NotTruncated())
+        if self.zero_variance == "drop":
+            chosen.append(InformativeGroups())
+        return tuple(chosen)
+
+    def weight(self) -> ImportanceWeight:
+        """Return the importance weight of the shared settings."""
+        match self.importance_weight:
+            case "truncate":
+                return Truncated(self.importance_cap)
+            case "mask":
+                return Masked(self.importance_cap)
+            case "sequence-mask":
+                return SequenceMasked(self.importance_cap)
+            case _:
+                return NoWeight()
+
+    def regularizers(self) -> tuple[Regularizer, ...]:
+        """Return the entropy bonus of the shared settings, if any."""
+        return (EntropyBonus(self.entropy_coef),) if self.entropy_coef else ()
+
+
+def check_setting(owner: str, name: str, value: Any, hint: Any) -> None:
+    """Raise `InputError` unless `value` fits the annotation (numbers, bools, literals and unions of them)."""
+    if fits(value, hint):
+        return
+    if typing.get_origin(hint) is Literal:
+        choices = typing.get_args(hint)
+        expected = f"one of {', '.join(map(repr, choices))}." + nearest(str(value), map(str, choices))
+    else:
+        expected = getattr(hint, "__name__", str(hint))
+    raise InputError(f"objective {owner!r}: {name}={value!r}, expected {expected}")
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value fits a simple annotation; an int is a float, a bool is neither."""
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        return value in typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, part) for part in typing.get_args(hint))
+    if hint is type(None):
+        return value is None
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)

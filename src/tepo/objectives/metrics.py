@@ -1,0 +1,50 @@
+"""What an objective reports beside its loss: sums and counts over the tokens of a micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tepo.objectives.batch import TokenBatch
+from tepo.objectives.ratios import RatioValue
+from tepo.objectives.regularizers import KL, EveryToken, Regularizer, estimate_kl
+from tepo.objectives.sums import Pair, Sums, extremes, over
+from tepo.objectives.surrogates import SurrogateValue
+
+
+def policy_metrics(
+    batch: TokenBatch,
+    ratio: RatioValue,
+    surrogate: SurrogateValue,
+    selected: Tensor,
+    regularizers: Sequence[Regularizer],
+    clamp: float,
+) -> Sums:
+    """Return ratio, clip, KL, entropy and mask metrics; `clip/*` are fractions of the selected tokens."""
+    mask = batch.mask
+    high, low = extremes(ratio.value, mask)
+    means: dict[str, Pair] = {"ratio/mean": over(ratio.value, mask)}
+    for name in ("clip_low", "clip_high", "clip_dual"):
+        clipped: Tensor | None = getattr(surrogate, name)
+        if clipped is not None:
+            means[name.replace("_", "/")] = over(clipped.to(batch.logp.dtype), selected)
+    for name, target in (("kl/old", batch.old_logp), ("kl/ref", batch.ref_logp)):
+        if target is not None:
+            means[name] = over(estimate_kl((target - batch.logp.detach()).clamp(-clamp, clamp), "k3"), mask)
+    if batch.entropy is not None:
+        means["entropy/new"] = over(batch.entropy, mask)
+    if batch.old_entropy is not None:
+        means["entropy/old"] = over(batch.old_entropy, mask)
+        if batch.entropy is not None:
+            means["entropy/change"] = over(batch.entropy.detach() - batch.old_entropy, mask)
+    means["advantage/mean"] = over(_advantage(batch), mask)
+    for part in regularizers:
+        if isinstance(part, KL) and not isinstance(part.mask, EveryToken):
+            means[f"mask/{part.name}"] = over(part.tokens(batch).to(batch.logp.dtype), mask)
+    return Sums(means=means, maxima={"ratio/max": high}, minima={"ratio/min": low})
+
+
+def _advantage(batch: TokenBatch) -> Tensor:
+    return batch.advantage if batch.advantage is not None else torch.zeros_like(batch.logp)

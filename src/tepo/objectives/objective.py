@@ -1,0 +1,276 @@
+"""The objective: one choice of each part, and the three steps that turn a token batch into a loss."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tepo.core.errors import InputError
+from tepo.objectives.advantages import Advantage, GroupNormalized, group_statistics, group_sum
+from tepo.objectives.batch import TokenBatch, check_finite, clean, group_index, require
+from tepo.objectives.metrics import policy_metrics
+from tepo.objectives.ratios import Ratio, TokenRatio
+from tepo.objectives.reducers import Reducer, TokenMean
+from tepo.objectives.regularizers import Regularizer, State
+from tepo.objectives.selectors import Selector
+from tepo.objectives.shaping import Shaping, combine
+from tepo.objectives.sums import Parts, Sums, extremes
+from tepo.objectives.surrogates import PPOClip, Surrogate
+from tepo.objectives.transforms import Transform
+from tepo.objectives.weights import ImportanceWeight, NoWeight
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What an objective asks of whoever calls it.
+
+    `batch`: fields of the token batch beside logp and mask · `scores`: statistics of the scorer · `reference`:
+    a reference policy · `old_logp`: the old log-probs even before the first update · `old_entropy`: entropies of
+    the sampling policy · `fine_clip`: clips finer than 1e-2, so old values must come from the scorer's own path ·
+    `mini_statistics`: current values of the whole mini-batch before its backward pass.
+    """
+
+    batch: frozenset[str]
+    scores: frozenset[str]
+    reference: bool
+    old_logp: bool
+    old_entropy: bool
+    fine_clip: bool
+    mini_statistics: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A rollout batch with its advantages `[B, T]`, and the metrics of its groups."""
+
+    batch: TokenBatch
+    metrics: Sums
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """The mini-batch-wide numbers that its micro-batches share.
+
+    `advantage` and `weights` (one per term) are `[B, T]`, aligned with the mini-batch's rows; `denominators` are
+    scalars of the whole mini-batch. Several processes add their denominators up before `partial`.
+    """
+
+    advantage: Tensor
+    weights: Mapping[str, Tensor]
+    denominators: Mapping[str, Tensor]
+
+    def take(self, rows: Tensor, width: int | None = None) -> Statistics:
+        """Return the share of the given rows, cut to the first `width` columns, like `TokenBatch.take`."""
+        weights = {name: value.index_select(0, rows)[:, :width] for name, value in self.weights.items()}
+        return Statistics(self.advantage.index_select(0, rows)[:, :width], weights, self.denominators)
+
+    def replace(self, **fields: Mapping[str, Tensor]) -> Statistics:
+        """Return a copy with some fields replaced, e.g. denominators summed over processes."""
+        return dataclasses.replace(self, **fields)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """`loss`: scalar with gradient; `metrics`: {name: float}; `parts`: the sums behind them."""
+
+    loss: Tensor
+    metrics: dict[str, float]
+    parts: Parts
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A frozen composition of parts; `objective(batch)` is `prepare`, `statistics` and `partial` in one.
+
+    loss = reduce(selector * weight * surrogate(ratio, A)) + sum of coef * reduce(regulariser). Every reduction is
+    a sum of token weights over a mini-batch-wide denominator, so the loss, its gradient and its metrics do not
+    depend on padding, row order or the split into micro-batches.
+    """
+
+    name: str
+    shaping: tuple[Shaping, ...] = ()
+    advantage: Advantage = GroupNormalized()
+    transforms: tuple[Transform, ...] = ()
+    ratio: Ratio = TokenRatio()
+    surrogate: Surrogate = PPOClip()
+    selectors: tuple[Selector, ...] = ()
+    weight: ImportanceWeight = NoWeight()
+    regularizers: tuple[Regularizer, ...] = ()
+    reducer: Reducer = TokenMean()
+    log_ratio_clamp: float = 20.0
+    learnable: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        names = [regularizer.name for regularizer in self.regularizers]
+        if len(set(names)) < len(names) or "policy" in names:
+            raise InputError(f"regularizers are named {names}: names must differ from each other and from 'policy'")
+        if not self.log_ratio_clamp > 0:
+            raise InputError(f"log_ratio_clamp={self.log_ratio_clamp}: expected a number > 0")
+
+    @property
+    def needs(self) -> Needs:
+        """Everything the parts declare, together."""
+        reading = [
+            *(part.needs for part in self.shaping),
+            *(part.needs for part in self.transforms),
+            *(part.needs for part in self.selectors),
+            *(part.needs for part in self.regularizers),
+            self.weight.needs,
+            self.reducer.needs,
+        ]
+        batch = frozenset[str]().union(*reading)
+        scores = [part.scores for part in self.transforms] + [part.scores for part in self.regularizers]
+        current = [
+            *(part.current for part in self.transforms),
+            *(part.current for part in self.selectors),
+            *(part.current for part in self.regularizers),
+        ]
+        return Needs(
+            batch=batch,
+            scores=frozenset[str]().union(*scores),
+            reference=bool(batch & {"ref_logp", "kl_full"}),
+            old_logp=bool(self.shaping) and "ref_logp" in batch,
+            old_entropy="old_entropy" in batch,
+            fine_clip=self.surrogate.fine,
+            mini_statistics=any(current),
+        )
+
+    def init_state(self) -> State:
+        """Return what the method learns or tunes on the way, at the start of a run."""
+        state: dict[str, Tensor] = {}
+        for part in self.regularizers:
+            state |= part.init_state()
+        return state
+
+    def update(self, state: State, metrics: Mapping[str, float]) -> State:
+        """Return the state after one optimizer step with these metrics."""
+        updated = dict(state)
+        for part in self.regularizers:
+            updated |= part.update(state, metrics)
+        return updated
+
+    def prepare(self, batch: TokenBatch, state: State | None = None) -> Prepared:
+        """Shape the rewards and estimate the advantages, once per rollout batch.
+
+        Returns the batch with `advantage` `[B, T]`; a batch that brings its advantages keeps them.
+        """
+        view = clean(batch)
+        metrics = Sums()
+        if view.advantage is None:
+            owner = f"objective {self.name!r}"
+            rewards, group = combine(require(view, "rewards", owner)), require(view, "group", owner)
+            metrics = group_metrics(rewards, group)
+            for shape in self.shaping:
+                rewards = shape(rewards, view)
+            advantage = self.advantage(rewards, group).to(view.logp.dtype)
+            view = clean(view.replace(advantage=advantage))
+        value = require(view, "advantage", "prepare").detach()
+        for transform in self.transforms:
+            if not transform.current:
+                value = transform(value, view).detach()
+        high, low = extremes(value, view.mask)
+        row = Sums(maxima={"advantage/max": high}, minima={"advantage/min": low})
+        return Prepared(batch.replace(advantage=value), metrics + row)
+
+    def statistics(self, mini: TokenBatch, state: State | None = None) -> Statistics:
+        """Fix the token weights and denominators of one mini-batch, without gradient.
+
+        `mini` is a slice of the prepared batch. Its `logp` and `entropy` matter only where
+        `needs.mini_statistics` is true; then they are the current policy's (at the first update, the old ones).
+        """
+        with torch.no_grad():
+            batch = clean(mini)
+            advantage = require(batch, "advantage", "statistics (call prepare first)")
+            for transform in self.transforms:
+                if transform.current:
+                    advantage = transform(advantage, batch)
+            batch = batch.replace(advantage=advantage)
+            selected, counted, whole = self._select(batch)
+            reduced = self.reducer(counted, batch)
+            weights = {"policy": torch.where(selected, reduced.tokens, torch.zeros_like(reduced.tokens))}
+            denominators = {"policy": reduced.rows.sum()}
+            over_all = self.reducer(whole, batch)
+            for part in self.regularizers:
+                own = whole & part.tokens(batch) if part.current else whole
+                term = self.reducer(own, batch) if part.norm == "masked" else over_all
+                weights[part.name] = torch.where(own, term.tokens, torch.zeros_like(term.tokens))
+                denominators[part.name] = term.rows.sum()
+            return Statistics(advantage, weights, denominators)
+
+    def _select(self, batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the policy term's tokens, those its denominator counts, and the regularisers' tokens."""
+        selected = counted = whole = batch.mask
+        for selector in self.selectors:
+            chosen = selector(batch)
+            selected = selected & chosen
+            if selector.denominator == "selected":
+                counted = counted & chosen
+            if selector.terms == "all":
+                whole = whole & chosen
+        return selected, counted, whole
+
+    def partial(self, micro: TokenBatch, statistics: Statistics, state: State | None = None) -> Parts:
+        """Return one micro-batch's share of the loss, with gradient, and of the metrics.
+
+        `micro` carries the current policy's `logp` (and `entropy`); `statistics` is the same rows' slice of the
+        mini-batch's. The shares of all micro-batches add up to the mini-batch's loss.
+        """
+        state = self.init_state() if state is None else state
+        batch = clean(micro).replace(advantage=statistics.advantage)
+        ratio = self.ratio(batch, self.log_ratio_clamp)
+        surrogate = self.surrogate(ratio, statistics.advantage, batch)
+        tokens = surrogate.loss * self.weight(batch, self.log_ratio_clamp)
+        terms = {"policy": share(tokens, statistics.weights["policy"], statistics.denominators["policy"])}
+        for part in self.regularizers:
+            weight = statistics.weights[part.name]
+            if not part.current:
+                weight = torch.where(part.tokens(batch), weight, torch.zeros_like(weight))
+            term = share(part.values(batch, self.log_ratio_clamp), weight, statistics.denominators[part.name])
+            terms[part.name] = part.coefficient(state) * term
+        loss = torch.stack(list(terms.values())).sum()
+        totals = {f"loss/{name}": term.detach() for name, term in terms.items()} | {"loss": loss.detach()}
+        selected = statistics.weights["policy"] > 0
+        sums = policy_metrics(batch, ratio, surrogate, selected, self.regularizers, self.log_ratio_clamp)
+        return Parts(loss, Sums(totals=totals) + sums)
+
+    def __call__(self, batch: TokenBatch, state: State | None = None) -> Output:
+        """Return the loss of a whole mini-batch, with gradient, and its metrics."""
+        check_finite(batch)
+        prepared = self.prepare(batch, state)
+        statistics = self.statistics(prepared.batch, state)
+        parts = self.partial(prepared.batch, statistics, state)
+        parts = Parts(parts.loss, prepared.metrics + parts.sums)
+        return Output(parts.loss, parts.metrics(), parts)
+
+
+def share(values: Tensor, weight: Tensor, denominator: Tensor) -> Tensor:
+    """Return sum(weight * values) / denominator; tokens of weight 0 reach neither value nor gradient.
+
+    With nothing to count (denominator 0) the result is 0, with zero gradient.
+    """
+    used = torch.where(weight != 0, values * weight, torch.zeros_like(values)).sum()
+    return used / torch.where(denominator > 0, denominator, torch.ones_like(denominator))
+
+
+def group_metrics(rewards: Tensor, group: Tensor) -> Sums:
+    """Return the share of groups whose rewards are all equal (no learning signal)."""
+    index, n = group_index(group)
+    per_group = 1 / group_sum(torch.ones_like(rewards), index, n)
+    silent = ~group_statistics(rewards, group).informative
+    return Sums(means={"group/zero_std": ((per_group * silent).sum(), per_group.sum())})
+
+
+def credit(objective: Objective, batch: TokenBatch, state: State | None = None) -> Tensor:
+    """Return what each token is pushed by: -d loss / d logp, `[B, T]`, zero outside the mask.
+
+    Log-probs move alone: entropy and other statistics of the batch are held fixed.
+    """
+    logp = batch.logp.detach().clone().requires_grad_(True)
+    held = {name: value.detach() for name, value in batch.present() if name != "logp"}
+    output = objective(TokenBatch(logp=logp, **held), state)
+    (gradient,) = torch.autograd.grad(output.loss, logp)
+    return -gradient

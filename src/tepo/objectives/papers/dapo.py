@@ -1,0 +1,54 @@
+"""DAPO: decoupled clip and dynamic sampling (Yu et al., arXiv 2503.14476, eq. 8-13).
+
+    J = (1 / sum_i L_i) sum_i sum_t min(r_{i,t} A_i, clip(r_{i,t}, 1-low, 1+high) A_i),  0 < #correct < G
+
+Confirmed in the paper: clip-higher 0.2/0.28, token-level mean, no KL. Dynamic sampling (groups without signal are
+drawn again) is the trainer's `train.dynamic_sampling`; overlong filtering is `truncated="drop"`. The paper
+divides per group; verl and TRL, and so our default, divide by the whole mini-batch (`scope`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tepo.objectives.advantages import GroupNormalized
+from tepo.objectives.method import Method, Paper, setting
+from tepo.objectives.objective import Objective
+from tepo.objectives.ratios import TokenRatio
+from tepo.objectives.reducers import TokenMean
+from tepo.objectives.surrogates import PPOClip
+
+
+@dataclass(frozen=True, kw_only=True)
+class DAPO(Method):
+    """Group-normalised advantage, token ratio with a higher upper clip, token mean."""
+
+    name = "dapo"
+    paper = Paper("DAPO: An Open-Source LLM Reinforcement Learning System at Scale", 2025, "2503.14476")
+    formula = "J = 1/Σᵢ Lᵢ Σᵢ Σₜ min(rᵢₜAᵢ, clip(rᵢₜ, 1-ε₋, 1+ε₊)Aᵢ),  Aᵢ = (Rᵢ - mean)/std"
+    status = "confirmed"
+
+    clip_low: float = setting(0.2, "lower clip of the ratio", "section 4.1")
+    clip_high: float = setting(0.28, "upper clip of the ratio", "section 4.1")
+    clip_dual: float | None = setting(None, "dual clip for A < 0", "paper: none (its verl script: 10)")
+    scope: Literal["mini", "group"] = setting(
+        "mini",
+        "whose tokens divide: the mini-batch's, or each group's (as the paper writes)",
+        "verl, TRL: mini",
+    )
+    advantage_eps: float = setting(1e-6, "added to the standard deviation", "verl: 1e-6 (TRL: 1e-4)")
+
+    def compose(self) -> Objective:
+        """Return the composition."""
+        return Objective(
+            name=self.name,
+            advantage=GroupNormalized(eps=self.advantage_eps),
+            ratio=TokenRatio(),
+            surrogate=PPOClip(self.clip_low, self.clip_high, self.clip_dual),
+            selectors=self.selectors(),
+            weight=self.weight(),
+            regularizers=self.regularizers(),
+            reducer=TokenMean(self.scope),
+            log_ratio_clamp=self.log_ratio_clamp,
+        )

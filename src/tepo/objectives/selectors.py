@@ -1,0 +1,85 @@
+"""Selectors: which tokens carry the loss, and which of them count in the denominator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from tepo.objectives.advantages import group_statistics
+from tepo.objectives.batch import TokenBatch, group_index, require
+from tepo.objectives.shaping import combine
+
+
+class Selector(Protocol):
+    """A pure function of a clean mini-batch to a subset of its mask.
+
+    `terms` says whether the tokens left out lose the whole loss ("all": row filters) or only the policy term
+    ("policy"); `denominator` whether they leave the denominator as well; `current` whether the choice needs the
+    current policy's values over the whole mini-batch.
+    """
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Fields of the token batch that this part reads."""
+        ...
+
+    @property
+    def terms(self) -> Literal["policy", "all"]:
+        """The terms that unselected tokens lose."""
+        ...
+
+    @property
+    def denominator(self) -> Literal["selected", "all"]:
+        """The tokens that count in the denominator."""
+        ...
+
+    @property
+    def current(self) -> bool:
+        """Whether current-policy values of the whole mini-batch decide."""
+        ...
+
+    def __call__(self, batch: TokenBatch) -> Tensor:
+        """Return bool `[B, T]`."""
+        ...
+
+
+@dataclass(frozen=True)
+class NotTruncated:
+    """Drop responses that hit the length limit from the loss (DAPO's overlong filtering, arXiv 2503.14476).
+
+    Their rewards stay in the group's statistics: the filter comes after the advantage.
+    """
+
+    denominator: Literal["selected", "all"] = "selected"
+    terms: Literal["policy", "all"] = "all"
+    current: bool = False
+    needs: frozenset[str] = frozenset({"truncated"})
+
+    def __call__(self, batch: TokenBatch) -> Tensor:
+        """Return the mask without truncated rows."""
+        return batch.mask & ~require(batch, "truncated", "truncated='drop'").bool()[:, None]
+
+
+@dataclass(frozen=True)
+class InformativeGroups:
+    """Drop groups whose rewards are all equal, from the loss and from the denominator."""
+
+    denominator: Literal["selected", "all"] = "selected"
+    terms: Literal["policy", "all"] = "all"
+    current: bool = False
+    needs: frozenset[str] = frozenset({"rewards", "group"})
+
+    def __call__(self, batch: TokenBatch) -> Tensor:
+        """Return the mask without the rows of zero-variance groups."""
+        owner = "zero_variance='drop'"
+        rewards = combine(require(batch, "rewards", owner))
+        return batch.mask & group_statistics(rewards, require(batch, "group", owner)).informative[:, None]
+
+
+def group_tokens(counted: Tensor, group: Tensor) -> Tensor:
+    """Number of counted tokens in each row's group, `[B]`."""
+    index, n = group_index(group)
+    return torch.zeros(n, dtype=torch.long, device=counted.device).index_add(0, index, counted.sum(dim=1))[index]
