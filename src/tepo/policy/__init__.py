@@ -1,4 +1,4 @@
-"""A causal language model as a policy: load, score tokens, adapters, save. Nothing heavy is imported until it is used."""
+"""A causal language model as a policy: load, score tokens, adapters, save; heavy imports wait for their first use."""
 
 from __future__ import annotations
 

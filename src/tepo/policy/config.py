@@ -35,8 +35,8 @@ class PolicyConfig(BaseModel):
     """Branch, tag or commit of a hub id."""
     device: str = "auto"
     """auto takes cuda, then mps, then cpu; or a torch device such as cpu or cuda:1."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of the computation; the weights that are trained are always float32."""
+    dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
+    """Precision of the computation; trained weights are float32 (float64 is for checks, weights included)."""
     attention: Literal["auto", "sdpa", "eager"] = "auto"
     """Attention implementation; auto leaves the choice to transformers."""
     gradient_checkpointing: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from tepo.core.errors import InputError, nearest
-from tepo.policy.head import Head, Request, TokenStatistics, token_statistics
-from tepo.policy.sequences import Layout, Scores, TokenSequence, check_sequences, lay_out, split_rows
+from tepo.policy.activations import recomputing
+from tepo.policy.device import store_frozen_linears
+from tepo.policy.head import Head, Identity
+from tepo.policy.lora import Adapter
+from tepo.policy.sequences import (
+    Layout,
+    Scores,
+    TokenSequence,
+    check_sequences,
+    in_order,
+    lay_out,
+    split_rows,
+    spread,
+)
+from tepo.policy.statistics import Request, token_statistics
 
 STATISTICS = frozenset({"entropy", "entropy_grad", "sum_p2", "sum_p2_logp", "kl_full"})
 
@@ -30,6 +44,7 @@ class Policy:
         pad_id: a token id that may fill unused places.
         name: what was loaded, for messages.
         max_positions: the longest sequence the model takes.
+        head: turns hidden states into logits chunk by chunk; None scores with the model's own logits, all at once.
     """
 
     def __init__(
@@ -37,7 +52,8 @@ class Policy:
         model: Any,
         tokenizer: Any,
         *,
-        head: Head | None,
+        adapter: Adapter | None = None,
+        recomputed: Sequence[nn.Module] = (),
         name: str,
         device: torch.device,
         compute_dtype: torch.dtype,
@@ -55,7 +71,10 @@ class Policy:
         self.eos_ids = eos_ids
         self.pad_id = pad_id
         self.max_positions = max_positions
-        self._head = head
+        self.head: Head | None = None
+        self._adapter = adapter
+        self._adapter_off = False
+        self._recomputed = recomputed
         self._head_chunk = head_chunk
         self._max_batch_tokens = max_batch_tokens
 
@@ -103,8 +122,8 @@ class Policy:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def compute_context(self) -> AbstractContextManager[Any]:
-        """Return the autocast context the model computes in (nothing in float32)."""
-        if self.compute_dtype == torch.float32:
+        """Return the autocast context the model computes in (nothing but for bfloat16)."""
+        if self.compute_dtype != torch.bfloat16:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.compute_dtype)
 
@@ -138,11 +157,9 @@ class Policy:
             self._score_rows([sequences[row] for row in rows], temperature, statistics, columns, reference)
             for rows in parts
         ]
-        return _in_order(scored, [row for rows in parts for row in rows])
+        return in_order(scored, [row for rows in parts for row in rows])
 
-    def _check_request(
-        self, temperature: float, statistics: frozenset[str], reference: Policy | None
-    ) -> None:
+    def _check_request(self, temperature: float, statistics: frozenset[str], reference: Policy | None) -> None:
         if not temperature > 0:
             raise InputError(f"temperature={temperature} cannot be scored; it must be greater than 0")
         for name in sorted(statistics - STATISTICS):
@@ -186,39 +203,70 @@ class Policy:
             reference=reference_head,
             reference_hidden=reference_hidden,
         )
-        return _spread(token_statistics(hidden, request), layout)
+        return spread(token_statistics(hidden, request), layout)
 
     def _predictors(self, layout: Layout) -> tuple[Tensor, Head]:
         """Return what the head turns into logits [N, D] for the scored tokens, and that head."""
-        self.still()
-        with self.compute_context():
-            assert self._head is not None
-            hidden = self.model.base_model(input_ids=layout.ids, use_cache=False)[0]
-        return hidden.flatten(0, 1).index_select(0, layout.predictors), self._head
+        self._still()
+        recomputed = self._recomputed if torch.is_grad_enabled() else ()
+        with self._active(), self.compute_context(), recomputing(recomputed):
+            if self.head is not None:
+                hidden = self.model.base_model(input_ids=layout.ids, use_cache=False)[0]
+                return _pick(hidden, layout), self.head
+            logits = self.model(input_ids=layout.ids, use_cache=False).logits
+        return _pick(logits, layout), Head(Identity(), dtype=logits.dtype)
 
-    def still(self) -> None:
-        """Put the model back in evaluation mode where somebody called model.train()."""
+    def _still(self) -> None:
+        """Put the model back in evaluation mode, so without dropout, where somebody called model.train()."""
         if self.model.training:
             self.model.eval()
 
+    def _active(self) -> AbstractContextManager[Any]:
+        """Return the context in which the shared model is this policy: a LoRA reference switches the adapter off."""
+        return self._adapter.off() if self._adapter is not None and self._adapter_off else nullcontext()
+
     def frozen_copy(self) -> Policy:
-        """Return a reference: the policy as it is now, with weights of its own that never change."""
+        """Return a reference, for which nothing is ever trained.
+
+        Without an adapter it is the policy as it is now, with weights of its own. With one it is the start policy:
+        the same model with the adapter off.
+
+        Raises:
+            InputError: the model with the adapter off is not the start policy.
+        """
         frozen = copy.copy(self)
+        frozen._recomputed = ()
+        if self._adapter is not None:
+            if reason := self._adapter.why_no_reference:
+                raise InputError(
+                    f"no reference policy for {self.name!r}: {reason}. Start from a merged model, or choose an"
+                    " objective and settings without a reference"
+                )
+            frozen._adapter_off = True
+            if self.head is not None and self._adapter.covers(self.head.module):
+                frozen.head = replace(self.head, active=self._adapter.off)
+            return frozen
         frozen.model = copy.deepcopy(self.model).requires_grad_(False)
-        if self._head is not None:
-            frozen._head = Head(frozen.model.get_output_embeddings(), self._head.post, self._head.dtype)
+        store_frozen_linears(frozen.model, self.compute_dtype)
+        if self.head is not None:
+            frozen.head = replace(self.head, module=frozen.model.get_output_embeddings())
         return frozen
 
     def save(self, folder: Path) -> None:
-        """Write the model and tokenizer to `folder`, loadable by transformers."""
-        self.model.save_pretrained(folder)
+        """Write model and tokenizer into `folder`, loadable by transformers; wrap in core.files.new_directory.
+
+        With an adapter the model is written merged, float32, and the adapter beside it in `adapter/`.
+        """
+        if self._adapter is None:
+            self.model.save_pretrained(folder)
+        else:
+            self.model.save_pretrained(folder, state_dict=self._adapter.merged_state())
+            self._adapter.save(folder / "adapter")
         self.tokenizer.save_pretrained(folder)
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Return the trained weights by name, sharing memory with the model."""
-        return {
-            n: parameter.detach() for n, parameter in self.model.named_parameters() if parameter.requires_grad
-        }
+        return {n: parameter.detach() for n, parameter in self.model.named_parameters() if parameter.requires_grad}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy trained weights, as `state_tensors` names them, into the model.
@@ -229,9 +277,7 @@ class Policy:
         own = self.state_tensors()
         for name in sorted(own.keys() ^ tensors.keys()):
             state = "lacks" if name in own else "has an unknown"
-            raise InputError(
-                f"the checkpoint {state} tensor {name!r}; it was written for another model or adapter"
-            )
+            raise InputError(f"the checkpoint {state} tensor {name!r}; it was written for another model or adapter")
         for name, value in tensors.items():
             if own[name].shape != value.shape:
                 raise InputError(
@@ -241,37 +287,6 @@ class Policy:
             own[name].copy_(value)
 
 
-def _spread(found: TokenStatistics, layout: Layout) -> Scores:
-    """Put the statistics [N] of the scored tokens into their places [B, T]; zero elsewhere."""
-
-    def place(values: Tensor | None) -> Tensor | None:
-        if values is None:
-            return None
-        flat = values.new_zeros(layout.mask.numel()).index_copy(0, layout.slots, values)
-        return flat.view(layout.mask.shape)
-
-    logp = place(found.logp)
-    assert logp is not None
-    return Scores(
-        logp=logp,
-        mask=layout.mask,
-        entropy=place(found.entropy),
-        sum_p2=place(found.sum_p2),
-        sum_p2_logp=place(found.sum_p2_logp),
-        kl_full=place(found.kl_full),
-    )
-
-
-def _in_order(scored: Sequence[Scores], rows: Sequence[int]) -> Scores:
-    """Join parts of a batch and put the rows back in their order."""
-    back = torch.argsort(torch.tensor(rows))
-
-    def join(name: str) -> Tensor | None:
-        values = [getattr(part, name) for part in scored]
-        return None if values[0] is None else torch.cat(values)[back.to(values[0].device)]
-
-    logp, mask = join("logp"), join("mask")
-    assert logp is not None
-    assert mask is not None
-    rest = {name: join(name) for name in ("entropy", "sum_p2", "sum_p2_logp", "kl_full")}
-    return Scores(logp=logp, mask=mask, **rest)
+def _pick(values: Tensor, layout: Layout) -> Tensor:
+    """Return the rows of [B, L, D] that predict the scored tokens, [N, D]."""
+    return values.flatten(0, 1).index_select(0, layout.predictors)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tepo.core.errors import InputError
+from tepo.policy.statistics import TokenStatistics
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,7 @@ def check_sequences(sequences: Sequence[TokenSequence], *, vocabulary: int, max_
                 f" {len(sequence.response)} response tokens"
             )
         if len(sequence) > max_positions:
-            raise InputError(
-                f"sequence {row}: {len(sequence)} tokens, but the model has {max_positions} positions"
-            )
+            raise InputError(f"sequence {row}: {len(sequence)} tokens, but the model has {max_positions} positions")
         tokens = (*sequence.prompt, *sequence.response)
         if min(tokens) < 0 or max(tokens) >= vocabulary:
             wrong = next(token for token in tokens if not 0 <= token < vocabulary)
@@ -120,7 +119,7 @@ def lay_out(sequences: Sequence[TokenSequence], *, width: int | None, device: to
 
 
 def split_rows(sequences: Sequence[TokenSequence], max_tokens: int) -> list[list[int]]:
-    """Split row indices, longest rows first, so that no part has more than `max_tokens` padded tokens (one row at least)."""
+    """Split row indices, longest rows first, into parts of at most `max_tokens` padded tokens (one row at least)."""
     order = sorted(range(len(sequences)), key=lambda row: (-len(sequences[row]), row))
     parts: list[list[int]] = []
     for row in order:
@@ -129,3 +128,39 @@ def split_rows(sequences: Sequence[TokenSequence], max_tokens: int) -> list[list
         else:
             parts.append([row])
     return parts
+
+
+def spread(found: TokenStatistics, layout: Layout) -> Scores:
+    """Put the statistics [N] of the scored tokens into their places [B, T]; zero elsewhere."""
+
+    def place(values: Tensor | None) -> Tensor | None:
+        if values is None:
+            return None
+        flat = values.new_zeros(layout.mask.numel()).index_copy(0, layout.slots, values)
+        return flat.view(layout.mask.shape)
+
+    logp = place(found.logp)
+    assert logp is not None
+    return Scores(
+        logp=logp,
+        mask=layout.mask,
+        entropy=place(found.entropy),
+        sum_p2=place(found.sum_p2),
+        sum_p2_logp=place(found.sum_p2_logp),
+        kl_full=place(found.kl_full),
+    )
+
+
+def in_order(scored: Sequence[Scores], rows: Sequence[int]) -> Scores:
+    """Join parts of a batch and put the rows back in their order."""
+    back = torch.argsort(torch.tensor(rows))
+
+    def join(name: str) -> Tensor | None:
+        values = [getattr(part, name) for part in scored]
+        return None if values[0] is None else torch.cat(values)[back.to(values[0].device)]
+
+    logp, mask = join("logp"), join("mask")
+    assert logp is not None
+    assert mask is not None
+    rest = {name: join(name) for name in ("entropy", "sum_p2", "sum_p2_logp", "kl_full")}
+    return Scores(logp=logp, mask=mask, **rest)
