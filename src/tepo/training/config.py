@@ -1,0 +1,180 @@
+"""The configuration of a run: one checked model composed of every room's own part.
+
+Each section is a frozen pydantic model; unknown keys are errors. Reading files and overrides is `loading`'s work.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from tepo.objectives import Objective, objective
+from tepo.policy.config import PolicyConfig
+from tepo.rollout.config import SamplingConfig
+from tepo.tasks.config import RewardConfig, TaskConfig
+
+
+class Section(BaseModel):
+    """Base of the sections of this room: frozen, unknown keys refused, docstrings under fields as descriptions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class ObjectiveConfig(BaseModel):
+    """Which objective, and any of its fields overridden: `name = "tepo"`, `kl_coef = 0.5`."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
+
+    name: str = "tepo"
+    """Name in the catalogue (`tepo objectives` lists them); further keys override the objective's fields."""
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """The fields given beside the name."""
+        return dict(self.__pydantic_extra__ or {})
+
+    def build(self) -> Objective:
+        """Return the objective; an unknown name or field is an `InputError` with the nearest match."""
+        return objective(self.name, **self.overrides)
+
+
+class OptimConfig(Section):
+    """AdamW, its schedule and gradient clipping."""
+
+    lr: float = Field(default=1e-6, gt=0)
+    """Peak learning rate; 1e-6 suits 7B models, 1e-5 the built-in 135M, 1e-3 the tiny one."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay rates of AdamW's two moments."""
+    eps: float = Field(default=1e-8, gt=0)
+    """AdamW's epsilon."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay of matrices; biases and norms are never decayed."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the learning rate after warm-up, over the optimizer updates of the whole run."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps (rollout batches) over which the learning rate rises linearly to `lr`."""
+    final_lr: float = Field(default=0.0, ge=0, le=1)
+    """Fraction of `lr` that `linear` and `cosine` end at."""
+    grad_clip: float = Field(default=1.0, ge=0)
+    """Largest global gradient norm; 0 leaves gradients as they are."""
+    state_lr: float = Field(default=1e-3, gt=0)
+    """Learning rate of what an objective learns itself (its learnable scalars), where it has any."""
+
+    @model_validator(mode="after")
+    def _betas_in_range(self) -> OptimConfig:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas are {list(self.betas)}; both must lie in [0, 1)")
+        return self
+
+
+class TrainConfig(Section):
+    """Size and course of a run."""
+
+    steps: int = Field(default=100, ge=1)
+    """Steps of the run; a step samples one rollout batch and makes `epochs x mini_batches` optimizer updates."""
+    prompts: int = Field(default=8, ge=1)
+    """Prompts in a rollout batch."""
+    group_size: int = Field(default=8, ge=1)
+    """Responses sampled for each prompt (the group)."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over a rollout batch."""
+    mini_batches: int = Field(default=1, ge=1)
+    """Mini-batches a pass is cut into, whole groups kept together where there are enough; one update each."""
+    micro_tokens: int = Field(default=8192, ge=0)
+    """Tokens (prompt and response, padding counted) forwarded at once; 0 forwards a mini-batch whole. Never changes
+    the result, only memory and speed."""
+    dynamic_sampling: bool = False
+    """Drop groups whose rewards are all equal and draw further prompts in their place (DAPO)."""
+    max_draws: float = Field(default=4.0, ge=1)
+    """With dynamic sampling, draw at most this many times `prompts` in a step; then train on what there is."""
+    old_logp: Literal["auto", "scorer", "sampler"] = "auto"
+    """Where old log-probabilities come from when a rollout batch serves several updates: `scorer` is the training
+    path's own pass, `sampler` the values recorded while sampling; `auto` takes the scorer where it matters."""
+    reference: str = "start"
+    """Reference policy of objectives that need one: `start` (this run's start) or a model folder or name."""
+    preflight: int = Field(default=16, ge=0)
+    """Questions sampled before the run to estimate pass rate, signal, memory and time; 0 skips it."""
+    seed: int = 0
+    """Seed of everything random in the run."""
+
+    @property
+    def updates(self) -> int:
+        """Optimizer updates a rollout batch serves."""
+        return self.epochs * self.mini_batches
+
+
+class EvalConfig(Section):
+    """Evaluation on the held-out questions."""
+
+    every: int = Field(default=0, ge=0)
+    """Steps between evaluations; 0 leaves only start and end."""
+    at_start: bool = True
+    """Evaluate the start policy (step 0)."""
+    at_end: bool = True
+    """Evaluate the final policy."""
+    questions: int = Field(default=200, ge=0)
+    """Held-out questions used, the first ones in order; 0 uses all."""
+    samples: int = Field(default=1, ge=1)
+    """Responses sampled for each question."""
+    temperature: float | None = Field(default=None, ge=0)
+    """Temperature of evaluation, the same at start and end; unset: that of training."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Longest response in evaluation; unset: that of training."""
+
+
+class CheckpointConfig(Section):
+    """What is saved to continue from."""
+
+    every: int = Field(default=50, ge=0)
+    """Steps between checkpoints; 0 saves only at the end and on interruption."""
+    keep_last: int = Field(default=2, ge=1)
+    """Newest checkpoints kept."""
+    best: str | None = None
+    """Metric whose best checkpoint is kept too, for example `eval/avg`."""
+    best_mode: Literal["max", "min"] = "max"
+    """Whether a larger or a smaller value of `best` is better."""
+    at_end: bool = True
+    """Save a checkpoint after the last step, so that the run can be continued with more steps."""
+
+
+class LogConfig(Section):
+    """What a run writes beside metrics."""
+
+    rollouts: int = Field(default=8, ge=0)
+    """Responses kept per step with their per-token fields (whole groups first)."""
+    rollouts_every: int = Field(default=1, ge=1)
+    """Steps between kept rollouts."""
+    sample_every: int = Field(default=10, ge=0)
+    """Steps between sample responses shown while training; 0 shows none."""
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Further places metrics are sent to; each needs its package."""
+
+
+class RunConfig(Section):
+    """The whole configuration of a run."""
+
+    name: str = ""
+    """Name of the run, its folder under `runs`; empty makes one of objective, task and seed."""
+    runs: str = "runs"
+    """Folder that holds the runs."""
+    model: PolicyConfig = PolicyConfig()
+    """The policy that is trained."""
+    task: TaskConfig = TaskConfig()
+    """The problems."""
+    reward: RewardConfig = RewardConfig()
+    """How responses are graded."""
+    sampling: SamplingConfig = SamplingConfig()
+    """How responses are sampled in training."""
+    objective: ObjectiveConfig = ObjectiveConfig()
+    """What is optimised."""
+    optim: OptimConfig = OptimConfig()
+    """The optimizer."""
+    train: TrainConfig = TrainConfig()
+    """Size and course of the run."""
+    eval: EvalConfig = EvalConfig()
+    """Evaluation on held-out questions."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """What is saved to continue from."""
+    log: LogConfig = LogConfig()
+    """What is written beside metrics."""

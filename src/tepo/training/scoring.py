@@ -1,0 +1,54 @@
+"""Scoring a set of responses without gradient, in micro-batches, as dense arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tepo.policy import Policy, TokenSequence
+from tepo.training.micro import Budget, micro_batches, padded_tokens
+
+FIELDS = ("logp", "entropy", "sum_p2", "sum_p2_logp", "kl_full")
+"""What a scorer returns, under the names of the token batch's fields."""
+
+
+def score_rows(
+    policy: Policy,
+    sequences: Sequence[TokenSequence],
+    *,
+    width: int,
+    temperature: float,
+    statistics: frozenset[str],
+    budget: Budget,
+    reference: Policy | None = None,
+) -> dict[str, Tensor]:
+    """Return `logp` and the statistics asked for, each `[B, width]`, zero outside the responses, no gradient.
+
+    It runs through the same path, and the same kind of split, as the training pass, so that at equal weights the two
+    agree to the last digits.
+    """
+    rows = list(range(len(sequences)))
+
+    def work(tokens: int) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        with torch.no_grad():
+            for part in micro_batches(sequences, rows, tokens):
+                scores = policy.score(
+                    [sequences[row] for row in part],
+                    temperature=temperature,
+                    statistics=statistics,
+                    reference=reference,
+                )
+                index = torch.tensor(part, device=policy.device)
+                for name in FIELDS:
+                    value: Tensor | None = getattr(scores, name)
+                    if value is None:
+                        continue
+                    if name not in found:
+                        found[name] = value.new_zeros(len(rows), width)
+                    found[name][index, : value.shape[1]] = value
+        return found
+
+    return budget.run(work, largest=padded_tokens(sequences, rows))

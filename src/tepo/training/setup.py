@@ -1,0 +1,142 @@
+"""Everything a run needs, checked and loaded before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tepo.core.errors import InputError
+from tepo.objectives import Objective
+from tepo.policy import Policy, PolicyConfig, load_policy
+from tepo.tasks import Task, load_task
+from tepo.training.checkpoint import Checkpoint, Counters, checkpoint_steps
+from tepo.training.config import RunConfig
+from tepo.training.learner import Learner
+from tepo.training.resume import check_same_settings, fork_checkpoint, latest_checkpoint
+from tepo.training.rundir import RunFolder, read_config, refuse_existing, run_name
+from tepo.training.trackers import check_trackers
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A run ready to start or to go on."""
+
+    config: RunConfig
+    folder: RunFolder
+    task: Task
+    chat: bool
+    policy: Policy
+    learners: tuple[Learner, ...]
+    reference: Policy | None
+    counters: Counters
+    continued: bool
+    """The folder exists and is gone on with."""
+    fork: str | None
+    """RUN@STEP this run started from."""
+
+
+def set_up(config: RunConfig, *, resume: Path | None, fork: str | None, say: Say) -> Setup:
+    """Check and load a run; every fault of configuration, data or model is an `InputError` and nothing is written.
+
+    `resume` is the folder to go on with; `fork` names the checkpoint a new run starts from.
+    """
+    if resume is not None and fork is not None:
+        raise InputError("resume and fork exclude each other: a fork is a new run")
+    check(config, say)
+    check_trackers(config)
+    folder = RunFolder(resume if resume is not None else Path(config.runs) / run_name(config))
+    if resume is not None:
+        saved, provenance = read_config(folder)
+        check_same_settings(saved, config, folder)
+        fork = provenance.get("fork")
+    else:
+        refuse_existing(folder.path)
+    checkpoint = latest_checkpoint(folder, say) if resume is not None else None
+    if checkpoint is None and fork is not None:
+        checkpoint = fork_checkpoint(fork)
+    if resume is not None and checkpoint is None:
+        if checkpoint_steps(folder):
+            raise InputError(f"--resume {folder.path}: every checkpoint is damaged; fork or start anew")
+        say(f"{folder.path} has no checkpoint yet: starting it again from step 0")
+    objective = config.objective.build()
+    task = load_task(config.task, seed=config.train.seed, say=say)
+    policy = load_policy(config.model, seed=config.train.seed, say=say)
+    chat = policy.has_chat_template if task.chat == "auto" else task.chat
+    if chat and not policy.has_chat_template:
+        raise InputError(f"task.chat is true, but the tokenizer of {config.model.path} has no chat template")
+    task = _within_positions(task, policy, config, chat, say)
+    reference = _reference(config, policy, objective, say)
+    learner = Learner(policy, objective, config.optim, updates_per_step=config.train.updates, steps=config.train.steps)
+    counters = Counters(micro_tokens=config.train.micro_tokens, rows=config.sampling.rows)
+    if checkpoint is not None:
+        counters = checkpoint.counters
+        restore(learner, checkpoint, forked=resume is None or not checkpoint_steps(folder), say=say)
+    return Setup(config, folder, task, chat, policy, (learner,), reference, counters, resume is not None, fork)
+
+
+def check(config: RunConfig, say: Say) -> None:
+    """Refuse settings that contradict each other and say what is allowed but unusual."""
+    if config.sampling.greedy:
+        raise InputError("sampling.temperature is 0: a group of equal responses teaches nothing; use 1.0")
+    if config.sampling.truncates:
+        say(
+            "warning: sampling.top_p or top_k cuts off tokens, while log-probs are of the full distribution: "
+            "the gradient is biased"
+        )
+    if config.train.group_size == 1:
+        say("warning: train.group_size is 1, so advantages against the group are all 0")
+    rows = config.train.prompts * config.train.group_size
+    if config.train.mini_batches > rows:
+        raise InputError(
+            f"train.mini_batches is {config.train.mini_batches}, but a rollout batch has only {rows} responses"
+        )
+    if config.checkpoint.best is not None and not config.checkpoint.every:
+        raise InputError("checkpoint.best needs checkpoint.every: only saved steps can be kept")
+
+
+def restore(learner: Learner, checkpoint: Checkpoint, *, forked: bool, say: Say) -> None:
+    """Load a learner from a checkpoint; a fork whose objective keeps another state starts with a fresh one."""
+    weights = checkpoint.tensors[learner.name]
+    optimizer = checkpoint.tensors[f"{learner.name}-optimizer"]
+    own = {f"state/{name}" for name in learner.state}
+    saved = {name for name in optimizer if name.startswith("state/")}
+    if forked and own != saved:
+        say(f"the objective {learner.objective.name!r} starts with a state of its own")
+        fresh = {f"state/{name}": value for name, value in learner.state.items()}
+        optimizer = {**{name: value for name, value in optimizer.items() if name not in saved}, **fresh}
+    learner.load(weights, optimizer, updates=checkpoint.counters.updates)
+
+
+def _within_positions(task: Task, policy: Policy, config: RunConfig, chat: bool, say: Say) -> Task:
+    """Drop prompts that are over the configured limit or leave no room for a response."""
+    limit = config.task.max_prompt_tokens
+    room = policy.max_positions - config.sampling.max_tokens
+    if room < 1:
+        raise InputError(
+            f"sampling.max_tokens is {config.sampling.max_tokens}, but {config.model.path} has "
+            f"{policy.max_positions} positions for prompt and response together"
+        )
+    if limit is None:
+        return task
+    return task.within(lambda problem: len(policy.encode(problem.messages, chat=chat)), min(limit, room), say)
+
+
+def _reference(config: RunConfig, policy: Policy, objective: Objective, say: Say) -> Policy | None:
+    """Return the reference policy where the objective needs one: the model before training, or a named one."""
+    if not objective.needs.reference:
+        return None
+    if config.train.reference == "start":
+        return policy.frozen_copy()
+    named = PolicyConfig.model_validate({**config.model.model_dump(), "path": config.train.reference, "lora": None})
+    reference = load_policy(named, seed=config.train.seed, say=say)
+    for parameter in reference.model.parameters():
+        parameter.requires_grad_(False)
+    if reference.vocabulary != policy.vocabulary:
+        raise InputError(
+            f"train.reference {config.train.reference} has {reference.vocabulary} token ids, the policy "
+            f"{policy.vocabulary}: they must share a tokenizer"
+        )
+    return reference

@@ -1,0 +1,359 @@
+"""The loop: draw, sample, grade, filter, score, update, measure; evaluate and save on their schedule."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tepo.core.errors import TepoError, WorkError
+from tepo.core.files import new_directory, write_json
+from tepo.evaluation import evaluate
+from tepo.tasks import Grader
+from tepo.training.callbacks import Callback, Callbacks, RunInfo, listening
+from tepo.training.checkpoint import (
+    Checkpoint,
+    Counters,
+    checkpoint_steps,
+    prune_checkpoints,
+    save_checkpoint,
+    what_is_safe,
+)
+from tepo.training.clock import Clock
+from tepo.training.config import RunConfig
+from tepo.training.evaluating import evaluation_metrics
+from tepo.training.experience import (
+    Experience,
+    Sampler,
+    collect,
+    old_values_from_scorer,
+    score_old,
+    token_batch,
+)
+from tepo.training.interrupt import catch_interrupt
+from tepo.training.loading import check_config, load_config
+from tepo.training.metrics import memory_metrics, mismatch_metrics, rollout_metrics
+from tepo.training.micro import Budget
+from tepo.training.preflight import Preflight, preflight
+from tepo.training.records import write_rollouts
+from tepo.training.rundir import create, provenance, read_config, run_name, step_name, write_config
+from tepo.training.scoring import score_rows
+from tepo.training.setup import Setup, set_up
+from tepo.training.trackers import trackers
+from tepo.training.update import Learned, Material, make_updates
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run came to.
+
+    `metrics` are those of the last step; `evaluations` maps steps to their `eval/*` metrics, earlier sessions of a
+    continued run included; `preflight` is there where one was made.
+    """
+
+    folder: Path
+    steps: int
+    interrupted: bool
+    metrics: Mapping[str, Any]
+    evaluations: Mapping[int, Mapping[str, float]]
+    preflight: Preflight | None = None
+
+    @property
+    def model(self) -> Path:
+        """The final policy; it exists unless the run was interrupted."""
+        return self.folder / "model"
+
+
+def train(
+    config: RunConfig | Mapping[str, Any] | Path | str,
+    *,
+    callbacks: Sequence[Callback] = (),
+    resume: bool | Path | str = False,
+    fork: str | None = None,
+    dry_run: bool = False,
+) -> RunResult:
+    """Run, or go on with, a training run and return what it came to.
+
+    Args:
+        config: the configuration, a tree of plain values, or a TOML file.
+        callbacks: listeners; they never change the result.
+        resume: go on with this run folder (True: the folder the configuration names). Its settings must be the same;
+            more steps are allowed.
+        fork: `RUN@STEP`, the checkpoint a new run starts from.
+        dry_run: stop after the pre-flight; nothing is written.
+
+    Raises:
+        InputError: something is wrong with configuration, data or model; nothing was written.
+        WorkError: the run failed; the message says what is safe on disk.
+    """
+    config = _as_config(config)
+    folder = _resume_folder(config, resume)
+    with listening(callbacks) as listeners, ExitStack() as stack:
+        setup = set_up(config, resume=folder, fork=fork, say=listeners.on_message)
+        grader = stack.enter_context(Grader(config.reward))
+        return Trainer(setup, grader, listeners, stack).run(dry_run=dry_run)
+
+
+class Trainer:
+    """One session of a run. What it must remember to go on is in `counters` and its learners, nowhere else."""
+
+    def __init__(self, setup: Setup, grader: Grader, listeners: Callbacks, stack: ExitStack) -> None:
+        self.config = setup.config
+        self.setup = setup
+        self.policy = setup.policy
+        self.learners = setup.learners
+        self.grader = grader
+        self.listeners = listeners
+        self.step = setup.counters.step
+        self.draws = setup.counters.draws
+        self.response_tokens = setup.counters.response_tokens
+        say = listeners.on_message
+        self.micro = Budget(setup.counters.micro_tokens, "train.micro_tokens", say)
+        self.rows = Budget(setup.counters.rows, "sampling.rows", say)
+        self.clock = Clock()
+        self._stack = stack
+        self._tell: Callback = listeners
+        self.sampler = Sampler(
+            policy=self.policy,
+            task=setup.task,
+            grader=grader,
+            config=self.config.sampling,
+            group_size=self.config.train.group_size,
+            seed=self.config.train.seed,
+            chat=setup.chat,
+            rows=self.rows,
+            clock=self.clock,
+            progress=listeners.on_progress,
+        )
+
+    def run(self, *, dry_run: bool = False) -> RunResult:
+        """Make the steps that are left."""
+        found = self._preflight(dry_run)
+        if dry_run:
+            return RunResult(self.setup.folder.path, self.step, False, {}, {}, found)
+        self._open_folder(found)
+        with self._failures_say_what_is_safe(), catch_interrupt(self._tell.on_message) as interrupt:
+            if self.step == 0 and self.config.eval.at_start:
+                self._record(self._evaluate())
+            while self.step < self.config.train.steps and not interrupt.asked:
+                self._one_step()
+                if self._due(self.config.checkpoint.every, at_end=self.config.checkpoint.at_end):
+                    self._save()
+            self._finish()
+        return self._result(found)
+
+    def _one_step(self) -> None:
+        self.step += 1
+        with self.clock("step"):
+            experience = collect(self.sampler, self.config.train, next_draw=self.draws)
+            self.draws = experience.next_draw
+            self.response_tokens += sum(
+                len(response.token_ids) for group in experience.drawn for response in group.responses
+            )
+            self._tell.on_experience(self.step, experience)
+            metrics = rollout_metrics(experience)
+            metrics |= self._learn(experience) if experience.groups else {"updates": 0}
+            if self._due(self.config.eval.every, at_end=self.config.eval.at_end):
+                metrics |= self._evaluate()
+        self._record(metrics)
+
+    def _learn(self, experience: Experience) -> dict[str, Any]:
+        """Turn the kept groups into optimizer updates of the policy; return their metrics."""
+        (learner,) = self.learners
+        sequences = experience.sequences
+        batch = token_batch(experience.groups, self.policy.device)
+        tokens = int(batch.mask.sum())
+        needs = learner.objective.needs
+        temperature = self.config.sampling.temperature
+        if old_values_from_scorer(needs, self.policy, self.config):
+            with self.clock("score"):
+                batch = score_old(
+                    batch,
+                    self.policy,
+                    sequences,
+                    statistics=needs.scores,
+                    temperature=temperature,
+                    budget=self.micro,
+                    reference=self.setup.reference,
+                )
+            self.clock.count("score", tokens)
+        elif self.config.train.updates > 1:
+            batch = batch.replace(old_logp=batch.rollout_logp, old_entropy=batch.entropy)
+        if "ref_logp" in needs.batch and self.setup.reference is not None:
+            with self.clock("reference"):
+                scored = score_rows(
+                    self.setup.reference,
+                    sequences,
+                    width=batch.mask.shape[1],
+                    temperature=temperature,
+                    statistics=frozenset(),
+                    budget=self.micro,
+                )
+            batch = batch.replace(ref_logp=scored["logp"].to(batch.logp.device))
+        with self.clock("update"):
+            prepared = learner.objective.prepare(batch, learner.state)
+            learned = make_updates(
+                learner,
+                Material(prepared, sequences, temperature, self.setup.reference),
+                self.config.train,
+                step=self.step,
+                budget=self.micro,
+                progress=lambda done, total: self._tell.on_progress("updating", done, total),
+            )
+        self.clock.count("update", learned.trained_tokens)
+        self._keep_rollouts(experience, prepared.batch, learned)
+        return {**prepared.metrics.values(), **mismatch_metrics(batch), **learned.metrics}
+
+    def _keep_rollouts(self, experience: Experience, batch: Any, learned: Learned) -> None:
+        if self.config.log.rollouts and self.step % self.config.log.rollouts_every == 0:
+            write_rollouts(
+                self.setup.folder.rollouts / f"{step_name(self.step)}.jsonl",
+                experience,
+                batch,
+                learned,
+                lambda token: self.policy.decode([token], special=True),
+                responses=self.config.log.rollouts,
+            )
+
+    def _evaluate(self) -> dict[str, Any]:
+        """Sample and grade the held-out questions; the same draws at every step, so that steps are comparable."""
+        settings = self.config.eval
+        problems = self.setup.task.held_out[: settings.questions or None]
+        if not problems:
+            return {}
+        changed = {
+            "temperature": settings.temperature,
+            "max_tokens": settings.max_tokens,
+        }
+        sampling = self.config.sampling.model_copy(
+            update={name: value for name, value in changed.items() if value is not None}
+        )
+        with self.clock("evaluate"):
+            evaluation = self.rows.run(
+                lambda rows: evaluate(
+                    self.policy,
+                    problems,
+                    self.grader,
+                    samples=settings.samples,
+                    sampling=sampling.model_copy(update={"rows": rows}),
+                    seed=self.config.train.seed,
+                    chat=self.setup.chat,
+                    progress=lambda done, total: self._tell.on_progress("evaluating", done, total),
+                ),
+                largest=len(problems) * settings.samples,
+            )
+        write_json(self.setup.folder.eval / f"{step_name(self.step)}.json", evaluation.to_json())
+        self._tell.on_evaluation(self.step, evaluation)
+        return evaluation_metrics(evaluation)
+
+    def _record(self, metrics: Mapping[str, Any]) -> None:
+        if not metrics:
+            return
+        line = {
+            **metrics,
+            "tokens": self.response_tokens,
+            "draws": self.draws,
+            "micro_tokens": self.micro.amount,
+            **self.clock.read(),
+            **memory_metrics(self.policy.device),
+        }
+        self.setup.folder.append_metrics(self.step, line)
+        self._tell.on_step(self.step, line)
+
+    def _due(self, every: int, *, at_end: bool) -> bool:
+        last = self.step == self.config.train.steps
+        return (at_end and last) or (every > 0 and self.step % every == 0)
+
+    def _save(self) -> None:
+        tensors: dict[str, Mapping[str, Any]] = {}
+        for learner in self.learners:
+            tensors[learner.name] = learner.weight_tensors()
+            tensors[f"{learner.name}-optimizer"] = learner.optimizer_tensors()
+        counters = Counters(
+            step=self.step,
+            draws=self.draws,
+            updates=self.learners[0].updates,
+            micro_tokens=self.micro.amount,
+            rows=self.rows.amount,
+            response_tokens=self.response_tokens,
+        )
+        path = save_checkpoint(self.setup.folder, Checkpoint(tensors, counters))
+        settings = self.config.checkpoint
+        prune_checkpoints(self.setup.folder, keep_last=settings.keep_last, best=settings.best, mode=settings.best_mode)
+        self._tell.on_checkpoint(self.step, path)
+
+    def _finish(self) -> None:
+        folder = self.setup.folder
+        if self.step < self.config.train.steps:
+            if self.step not in checkpoint_steps(folder) and self.step > 0:
+                self._save()
+            return
+        try:
+            with new_directory(folder.model) as aside:
+                self.policy.save(aside)
+        except OSError as error:
+            raise WorkError(f"saving the final model failed: {error}. {what_is_safe(folder)}") from error
+
+    def _preflight(self, dry_run: bool) -> Preflight | None:
+        if self.step > 0 or self.setup.continued or not (self.config.train.preflight or dry_run):
+            return None
+        found = preflight(self.sampler, self.learners[0], self.config, self.setup.folder.path)
+        self.clock.read()
+        for line in found.lines():
+            self._tell.on_message(line)
+        return found
+
+    def _open_folder(self, found: Preflight | None) -> None:
+        """Make the folder, or cut an existing one back to the step that is gone on from, and start listening."""
+        setup = self.setup
+        if setup.continued:
+            setup.folder.cut_back(self.step if checkpoint_steps(setup.folder) else -1)
+            write_config(setup.folder, self.config, read_config(setup.folder)[1])
+        else:
+            origin = provenance(device=str(self.policy.device), fork=setup.fork)
+            create(setup.folder.path, self.config, origin)
+        if found is not None:
+            write_json(setup.folder.path / "preflight.json", found.to_json())
+        sent = [self._stack.enter_context(contextlib.closing(one)) for one in trackers(self.config, setup.folder)]
+        self._tell = Callbacks([self.listeners, *sent])
+        parameters = sum(value.numel() for one in self.learners for value in one.weight_tensors().values())
+        self._tell.on_start(RunInfo(self.config, setup.folder.path, self.step + 1, parameters))
+
+    @contextlib.contextmanager
+    def _failures_say_what_is_safe(self) -> Iterator[None]:
+        try:
+            yield
+        except TepoError as error:
+            safe = what_is_safe(self.setup.folder)
+            # Input found wrong only now is no longer "before work starts".
+            text = str(error) if safe in str(error) else f"step {self.step}: {error}\n{safe}"
+            raise WorkError(text) from error
+        except KeyboardInterrupt:
+            self._tell.on_message(f"stopped at once. {what_is_safe(self.setup.folder)}")
+            raise
+
+    def _result(self, found: Preflight | None) -> RunResult:
+        interrupted = self.step < self.config.train.steps
+        lines = self.setup.folder.read_metrics()
+        evaluations = {
+            int(line["step"]): {name: value for name, value in line.items() if name.startswith("eval/")}
+            for line in lines
+            if any(name.startswith("eval/") for name in line)
+        }
+        self._tell.on_end(self.setup.folder.path, interrupted=interrupted)
+        return RunResult(self.setup.folder.path, self.step, interrupted, lines[-1] if lines else {}, evaluations, found)
+
+
+def _as_config(config: RunConfig | Mapping[str, Any] | Path | str) -> RunConfig:
+    if isinstance(config, RunConfig):
+        return config
+    return check_config(config) if isinstance(config, Mapping) else load_config(config)
+
+
+def _resume_folder(config: RunConfig, resume: bool | Path | str) -> Path | None:
+    if isinstance(resume, bool):
+        return Path(config.runs) / run_name(config) if resume else None
+    return Path(resume)
