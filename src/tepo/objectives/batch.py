@@ -28,7 +28,14 @@ TOKEN_FIELDS = (
     "sum_p2_logp",
     "kl_full",
 )
-ROW_FIELDS = ("group", "row_id", "truncated", "correct")
+ROW_FIELDS = ("group", "row_id", "truncated", "correct", "informative")
+# Token fields that are no numbers to compute with.
+LABEL_FIELDS = ("mask", "token_ids")
+# Fields whose non-finite value inside the mask is an error.
+FINITE_FIELDS = (
+    *(name for name in TOKEN_FIELDS if name not in LABEL_FIELDS),
+    "advantage",
+)
 
 HOW_TO_GET = {
     "old_logp": "log-probs of the sampling policy; omit it only for the first update after sampling",
@@ -54,7 +61,8 @@ class TokenBatch:
     `logp`), `ref_logp`, `rollout_logp` (the sampler's own), `entropy`, `old_entropy` (nats), `token_ids`,
     `token_rewards`, `values`, `old_values`, `other_logp`, and scorer statistics `sum_p2`, `sum_p2_logp`,
     `kl_full`. `[B]`: `rewards` (or `[B, K]` components; NaN = this reward cannot score the response), `group`
-    (any integers), `row_id`, `truncated`, `correct`, `advantage` (also `[B, T]`).
+    (any integers), `row_id`, `truncated`, `correct`, `advantage` (also `[B, T]`), `informative` (bool, set by
+    `prepare`: the rewards of the row's group differ; a mini-batch may hold a part of a group only).
 
     Padding may be left, right or both and hold anything: values outside the mask never reach a result.
     Raises `InputError` for a shape or dtype that does not fit.
@@ -81,8 +89,11 @@ class TokenBatch:
     truncated: Tensor | None = None
     correct: Tensor | None = None
     advantage: Tensor | None = None
+    informative: Tensor | None = None
 
     def __post_init__(self) -> None:
+        for name, value in self.present():
+            _expect_dtype(name, value)
         if self.mask.dtype != torch.bool:
             raise InputError(f"mask has dtype {self.mask.dtype}, expected torch.bool: pass mask=mask.bool()")
         if self.mask.dim() != 2:
@@ -126,6 +137,15 @@ class TokenBatch:
         return self.mask.sum(dim=1)
 
 
+def _expect_dtype(name: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise InputError(f"{name} is a {type(value).__name__}, expected a torch.Tensor: pass torch.as_tensor({name})")
+    if name == "logp" and not value.is_floating_point():
+        raise InputError(f"logp has dtype {value.dtype}, expected a floating-point type")
+    if name in ("group", "row_id", "token_ids") and (value.is_floating_point() or value.dtype == torch.bool):
+        raise InputError(f"{name} has dtype {value.dtype}, expected integers: pass {name}={name}.long()")
+
+
 def require(batch: TokenBatch, field: str, owner: str) -> Tensor:
     """Return a field, or raise the error that names it and how to obtain it."""
     value: Tensor | None = getattr(batch, field)
@@ -144,7 +164,7 @@ def clean(batch: TokenBatch) -> TokenBatch:
     for name, value in batch.present():
         if name == "rewards":
             fields[name] = at_least_float32(value)
-        elif name == "advantage" or (name in TOKEN_FIELDS and value.is_floating_point()):
+        elif name == "advantage" or (name in TOKEN_FIELDS and name not in LABEL_FIELDS):
             upcast = at_least_float32(value)
             tokens = upcast[:, None].expand_as(batch.mask) if upcast.dim() == 1 else upcast
             fields[name] = torch.where(batch.mask, tokens, torch.zeros_like(tokens))
@@ -163,18 +183,34 @@ def at_least_float32(value: Tensor) -> Tensor:
 
 
 def check_finite(batch: TokenBatch) -> None:
-    """Raise `InputError` naming the first token whose log-prob or entropy is not finite inside the mask."""
-    for name in ("logp", "old_logp", "ref_logp", "rollout_logp", "entropy", "old_entropy"):
+    """Raise `InputError` naming the first value of a token inside the mask that is not finite."""
+    for name in FINITE_FIELDS:
         value: Tensor | None = getattr(batch, name)
         if value is None:
             continue
-        bad = batch.mask & ~torch.isfinite(value)
+        tokens = value[:, None].expand_as(batch.mask) if value.dim() == 1 else value
+        bad = batch.mask & ~torch.isfinite(tokens)
         if bool(bad.any()):
             row, column = (int(index) for index in bad.nonzero()[0])
-            raise InputError(
-                f"{name}[{row}, {column}] is {float(value[row, column])} inside the mask, expected a finite number: "
+            hint = (
                 "a sampled token has a positive probability; score without top-k or top-p, or mask the token"
+                if name.endswith("logp")
+                else "mask the token, or mend what computed it"
             )
+            raise InputError(
+                f"{name}[{row}, {column}] is {float(tokens[row, column])} inside the mask, "
+                f"expected a finite number: {hint}"
+            )
+
+
+def check_rewards(batch: TokenBatch) -> None:
+    """Raise `InputError` for an infinite reward; NaN is legal: this reward cannot score the response."""
+    if batch.rewards is not None and bool(torch.isinf(batch.rewards).any()):
+        index = torch.isinf(batch.rewards).nonzero()[0].tolist()
+        raise InputError(
+            f"rewards{index} is {float(batch.rewards[tuple(index)])}, expected a finite number, "
+            "or NaN where the reward cannot score the response"
+        )
 
 
 def group_index(group: Tensor) -> tuple[Tensor, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,18 +18,22 @@ def policy_metrics(
     batch: TokenBatch,
     ratio: RatioValue,
     surrogate: SurrogateValue,
-    selected: Tensor,
+    carried: Mapping[str, Tensor],
     regularizers: Sequence[Regularizer],
     clamp: float,
 ) -> Sums:
-    """Return ratio, clip, KL, entropy and mask metrics; `clip/*` are fractions of the selected tokens."""
+    """Return ratio, clip, KL, entropy and mask metrics.
+
+    `carried`: the tokens that carry each term, bool `[B, T]`, under "policy" and the regularisers' names.
+    `clip/*` are fractions of the policy term's tokens, `mask/*` the share of all tokens under a masked KL.
+    """
     mask = batch.mask
     high, low = extremes(ratio.value, mask)
     means: dict[str, Pair] = {"ratio/mean": over(ratio.value, mask)}
     for name in ("clip_low", "clip_high", "clip_dual"):
         clipped: Tensor | None = getattr(surrogate, name)
         if clipped is not None:
-            means[name.replace("_", "/")] = over(clipped.to(batch.logp.dtype), selected)
+            means[name.replace("_", "/")] = over(clipped.to(batch.logp.dtype), carried["policy"])
     for name, target in (("kl/old", batch.old_logp), ("kl/ref", batch.ref_logp)):
         if target is not None:
             means[name] = over(estimate_kl((target - batch.logp.detach()).clamp(-clamp, clamp), "k3"), mask)
@@ -42,7 +46,7 @@ def policy_metrics(
     means["advantage/mean"] = over(_advantage(batch), mask)
     for part in regularizers:
         if isinstance(part, KL) and not isinstance(part.mask, EveryToken):
-            means[f"mask/{part.name}"] = over(part.tokens(batch).to(batch.logp.dtype), mask)
+            means[f"mask/{part.name}"] = over(carried[part.name].to(batch.logp.dtype), mask)
     return Sums(means=means, maxima={"ratio/max": high}, minima={"ratio/min": low})
 
 

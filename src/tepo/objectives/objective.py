@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tepo.core.errors import InputError
 from tepo.objectives.advantages import Advantage, GroupNormalized, group_statistics, group_sum
-from tepo.objectives.batch import TokenBatch, check_finite, clean, group_index, require
+from tepo.objectives.batch import TokenBatch, at_least_float32, check_finite, check_rewards, clean, group_index, require
 from tepo.objectives.metrics import policy_metrics
 from tepo.objectives.ratios import Ratio, TokenRatio
 from tepo.objectives.reducers import Reducer, TokenMean
@@ -71,6 +71,18 @@ class Statistics:
     def replace(self, **fields: Mapping[str, Tensor]) -> Statistics:
         """Return a copy with some fields replaced, e.g. denominators summed over processes."""
         return dataclasses.replace(self, **fields)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """Which tokens carry a term, and which of the mini-batch's tokens its denominator counts; bool `[B, T]`."""
+
+    selected: Tensor
+    counted: Tensor
+
+    def less(self, chosen: Tensor, counts: bool) -> Selection:
+        """Return the selection without the tokens that are not chosen; `counts`: they leave the count too."""
+        return Selection(self.selected & chosen, self.counted & chosen if counts else self.counted)
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,10 +172,14 @@ class Objective:
         """
         view = clean(batch)
         metrics = Sums()
+        check_rewards(view)
+        if view.rewards is not None and view.group is not None:
+            informative = group_statistics(combine(view.rewards), view.group).informative
+            metrics = group_metrics(informative, view.group)
+            view, batch = view.replace(informative=informative), batch.replace(informative=informative)
         if view.advantage is None:
             owner = f"objective {self.name!r}"
             rewards, group = combine(require(view, "rewards", owner)), require(view, "group", owner)
-            metrics = group_metrics(rewards, group)
             for shape in self.shaping:
                 rewards = shape(rewards, view)
             advantage = self.advantage(rewards, group).to(view.logp.dtype)
@@ -189,29 +205,26 @@ class Objective:
                 if transform.current:
                     advantage = transform(advantage, batch)
             batch = batch.replace(advantage=advantage)
-            selected, counted, whole = self._select(batch)
-            reduced = self.reducer(counted, batch)
-            weights = {"policy": torch.where(selected, reduced.tokens, torch.zeros_like(reduced.tokens))}
+            policy, whole = self._select(batch)
+            reduced = self.reducer(policy.counted, batch)
+            weights = {"policy": torch.where(policy.selected, reduced.tokens, torch.zeros_like(reduced.tokens))}
             denominators = {"policy": reduced.rows.sum()}
-            over_all = self.reducer(whole, batch)
+            over_all = self.reducer(whole.counted, batch)
             for part in self.regularizers:
-                own = whole & part.tokens(batch) if part.current else whole
+                own = whole.selected & part.tokens(batch) if part.current else whole.selected
                 term = self.reducer(own, batch) if part.norm == "masked" else over_all
                 weights[part.name] = torch.where(own, term.tokens, torch.zeros_like(term.tokens))
                 denominators[part.name] = term.rows.sum()
             return Statistics(advantage, weights, denominators)
 
-    def _select(self, batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the policy term's tokens, those its denominator counts, and the regularisers' tokens."""
-        selected = counted = whole = batch.mask
+    def _select(self, batch: TokenBatch) -> tuple[Selection, Selection]:
+        """Return the tokens of the policy term, and those of the regularisers (which only row filters touch)."""
+        policy = whole = Selection(batch.mask, batch.mask)
         for selector in self.selectors:
-            chosen = selector(batch)
-            selected = selected & chosen
-            if selector.denominator == "selected":
-                counted = counted & chosen
-            if selector.terms == "all":
-                whole = whole & chosen
-        return selected, counted, whole
+            chosen, counts = selector(batch), selector.denominator == "selected"
+            policy = policy.less(chosen, counts)
+            whole = whole.less(chosen, counts) if selector.terms == "all" else whole
+        return policy, whole
 
     def partial(self, micro: TokenBatch, statistics: Statistics, state: State | None = None) -> Parts:
         """Return one micro-batch's share of the loss, with gradient, and of the metrics.
@@ -225,16 +238,17 @@ class Objective:
         surrogate = self.surrogate(ratio, statistics.advantage, batch)
         tokens = surrogate.loss * self.weight(batch, self.log_ratio_clamp)
         terms = {"policy": share(tokens, statistics.weights["policy"], statistics.denominators["policy"])}
+        carried = {"policy": statistics.weights["policy"] > 0}
         for part in self.regularizers:
             weight = statistics.weights[part.name]
             if not part.current:
                 weight = torch.where(part.tokens(batch), weight, torch.zeros_like(weight))
+            carried[part.name] = weight > 0
             term = share(part.values(batch, self.log_ratio_clamp), weight, statistics.denominators[part.name])
             terms[part.name] = part.coefficient(state) * term
         loss = torch.stack(list(terms.values())).sum()
         totals = {f"loss/{name}": term.detach() for name, term in terms.items()} | {"loss": loss.detach()}
-        selected = statistics.weights["policy"] > 0
-        sums = policy_metrics(batch, ratio, surrogate, selected, self.regularizers, self.log_ratio_clamp)
+        sums = policy_metrics(batch, ratio, surrogate, carried, self.regularizers, self.log_ratio_clamp)
         return Parts(loss, Sums(totals=totals) + sums)
 
     def __call__(self, batch: TokenBatch, state: State | None = None) -> Output:
@@ -256,20 +270,20 @@ def share(values: Tensor, weight: Tensor, denominator: Tensor) -> Tensor:
     return used / torch.where(denominator > 0, denominator, torch.ones_like(denominator))
 
 
-def group_metrics(rewards: Tensor, group: Tensor) -> Sums:
+def group_metrics(informative: Tensor, group: Tensor) -> Sums:
     """Return the share of groups whose rewards are all equal (no learning signal)."""
     index, n = group_index(group)
-    per_group = 1 / group_sum(torch.ones_like(rewards), index, n)
-    silent = ~group_statistics(rewards, group).informative
-    return Sums(means={"group/zero_std": ((per_group * silent).sum(), per_group.sum())})
+    per_group = 1 / group_sum(torch.ones_like(index, dtype=torch.float32), index, n)
+    return Sums(means={"group/zero_std": ((per_group * ~informative).sum(), per_group.sum())})
 
 
 def credit(objective: Objective, batch: TokenBatch, state: State | None = None) -> Tensor:
     """Return what each token is pushed by: -d loss / d logp, `[B, T]`, zero outside the mask.
 
-    Log-probs move alone: entropy and other statistics of the batch are held fixed.
+    Log-probs move alone: entropy and other statistics of the batch are held fixed. The result is float32 or
+    better, whatever the batch's dtype.
     """
-    logp = batch.logp.detach().clone().requires_grad_(True)
+    logp = at_least_float32(batch.logp.detach()).clone().requires_grad_(True)
     held = {name: value.detach() for name, value in batch.present() if name != "logp"}
     output = objective(TokenBatch(logp=logp, **held), state)
     (gradient,) = torch.autograd.grad(output.loss, logp)

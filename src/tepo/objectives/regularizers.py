@@ -144,6 +144,10 @@ class AdaptiveCoefficient:
     target: float
     gain: float = 0.1
 
+    def __post_init__(self) -> None:
+        if not self.target > 0:
+            raise InputError(f"target={self.target} of an adaptive KL coefficient: expected a number of nats > 0")
+
     def __call__(self, coef: Tensor, kl: float) -> Tensor:
         """Return the next coefficient."""
         error = min(max(kl / self.target - 1.0, -0.2), 0.2)

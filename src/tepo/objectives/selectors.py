@@ -65,7 +65,11 @@ class NotTruncated:
 
 @dataclass(frozen=True)
 class InformativeGroups:
-    """Drop groups whose rewards are all equal, from the loss and from the denominator."""
+    """Drop groups whose rewards are all equal, from the loss and from the denominator.
+
+    `prepare` sees whole groups and leaves its verdict in `informative`; a mini-batch may hold a part of a group
+    only, whose equal rewards say nothing.
+    """
 
     denominator: Literal["selected", "all"] = "selected"
     terms: Literal["policy", "all"] = "all"
@@ -74,9 +78,12 @@ class InformativeGroups:
 
     def __call__(self, batch: TokenBatch) -> Tensor:
         """Return the mask without the rows of zero-variance groups."""
-        owner = "zero_variance='drop'"
-        rewards = combine(require(batch, "rewards", owner))
-        return batch.mask & group_statistics(rewards, require(batch, "group", owner)).informative[:, None]
+        informative = batch.informative
+        if informative is None:
+            owner = "zero_variance='drop'"
+            rewards = combine(require(batch, "rewards", owner))
+            informative = group_statistics(rewards, require(batch, "group", owner)).informative
+        return batch.mask & informative[:, None]
 
 
 def group_tokens(counted: Tensor, group: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tepo.core.errors import InputError
 from tepo.objectives.batch import TokenBatch, require
 
 
@@ -34,6 +35,12 @@ def mismatch(batch: TokenBatch) -> Tensor:
     return (old - require(batch, "rollout_logp", "the importance weight")).detach()
 
 
+def check_cap(cap: float) -> None:
+    """Raise `InputError` for a cap that would cut the weight of a sampler that agrees with the scorer."""
+    if not cap >= 1:
+        raise InputError(f"importance_cap={cap}: expected a number >= 1")
+
+
 @dataclass(frozen=True)
 class NoWeight:
     """Weight 1: the sampler and the scorer are trusted to agree."""
@@ -52,6 +59,9 @@ class Truncated:
     cap: float = 2.0
     needs: frozenset[str] = frozenset({"rollout_logp"})
 
+    def __post_init__(self) -> None:
+        check_cap(self.cap)
+
     def __call__(self, batch: TokenBatch, clamp: float) -> Tensor:
         """Return capped token weights."""
         return mismatch(batch).clamp(-clamp, clamp).exp().clamp(max=self.cap)
@@ -63,6 +73,9 @@ class Masked:
 
     cap: float = 2.0
     needs: frozenset[str] = frozenset({"rollout_logp"})
+
+    def __post_init__(self) -> None:
+        check_cap(self.cap)
 
     def __call__(self, batch: TokenBatch, clamp: float) -> Tensor:
         """Return token weights, 0 outside the band."""
@@ -76,6 +89,9 @@ class SequenceMasked:
 
     cap: float = 3.0
     needs: frozenset[str] = frozenset({"rollout_logp"})
+
+    def __post_init__(self) -> None:
+        check_cap(self.cap)
 
     def __call__(self, batch: TokenBatch, clamp: float) -> Tensor:
         """Return each row's weight at all its tokens."""
