@@ -140,10 +140,9 @@ def what_is_safe(folder: RunFolder) -> str:
     """Return, for an error message, which checkpoint is safe on disk and how to go on from it."""
     steps = checkpoint_steps(folder)
     if not steps:
-        return f"No checkpoint of {folder.path} exists yet; its metrics are whole. Free space and start again."
+        return f"Safe on disk: metrics and evaluations in {folder.path}; no checkpoint was made yet."
     return (
-        f"Safe on disk: {folder.checkpoints / step_name(steps[-1])}. Free space, then continue with "
-        f"`tepo train --resume {folder.path}`"
+        f"Safe on disk: {folder.checkpoints / step_name(steps[-1])}. Continue with `tepo train --resume {folder.path}`"
     )
 
 

@@ -5,11 +5,12 @@ Each section is a frozen pydantic model; unknown keys are errors. Reading files 
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tepo.objectives import Objective, objective
+from tepo.objectives import Objective, method, objective
 from tepo.policy.config import PolicyConfig
 from tepo.rollout.config import SamplingConfig
 from tepo.tasks.config import RewardConfig, TaskConfig
@@ -33,6 +34,10 @@ class ObjectiveConfig(BaseModel):
     def overrides(self) -> dict[str, Any]:
         """The fields given beside the name."""
         return dict(self.__pydantic_extra__ or {})
+
+    def resolved(self) -> dict[str, Any]:
+        """Return the name and every setting of the objective, defaults included."""
+        return {"name": self.name, **dataclasses.asdict(method(self.name, **self.overrides))}
 
     def build(self) -> Objective:
         """Return the objective; an unknown name or field is an `InputError` with the nearest match."""

@@ -6,16 +6,21 @@ from tepo.evaluation import Evaluation
 
 
 def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
-    """Return `eval/avg` with its 95 % interval, pass@k and maj@k where there are several samples, and lengths."""
+    """Return `eval/avg` (mean share of samples that passed) with its 95 % interval, pass@k and maj@k where several
+    samples were taken, lengths and what went wrong."""
     summary = evaluation.summary()
     metrics = {
-        "eval/avg": summary.avg.value,
-        "eval/avg_low": summary.avg.low,
-        "eval/avg_high": summary.avg.high,
-        "eval/questions": float(summary.avg.n),
-        "eval/length": summary.mean_length,
+        "eval/avg": summary.average.value,
+        "eval/avg_low": summary.average.low,
+        "eval/avg_high": summary.average.high,
+        "eval/questions": float(summary.questions),
+        "eval/distinct": float(summary.distinct),
+        "eval/length": summary.length,
         "eval/truncated": summary.truncated,
+        "eval/timeouts": float(summary.timeouts),
     }
-    for name, estimates in (("pass", summary.pass_at), ("maj", summary.maj_at)):
+    if summary.score is not None:
+        metrics["eval/score"] = summary.score
+    for name, estimates in (("pass", summary.pass_at), ("maj", summary.majority_at)):
         metrics |= {f"eval/{name}@{k}": estimate.value for k, estimate in estimates.items() if k > 1}
     return metrics

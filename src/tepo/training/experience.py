@@ -66,6 +66,11 @@ class Experience:
         return [response for group in self.groups for response in group.responses]
 
     @property
+    def group_of_row(self) -> list[int]:
+        """The index of each row's group."""
+        return [index for index, group in enumerate(self.groups) for _ in group.responses]
+
+    @property
     def sequences(self) -> list[TokenSequence]:
         """The rows as prompt and response tokens."""
         return [TokenSequence(response.prompt_ids, response.token_ids) for response in self.responses]
@@ -197,6 +202,7 @@ def score_old(
     policy: Policy,
     sequences: Sequence[TokenSequence],
     *,
+    rows: Sequence[Sequence[int]],
     statistics: frozenset[str],
     temperature: float,
     budget: Budget,
@@ -206,6 +212,7 @@ def score_old(
     found = score_rows(
         policy,
         sequences,
+        rows=rows,
         width=batch.mask.shape[1],
         temperature=temperature,
         statistics=statistics | {"entropy"},

@@ -112,13 +112,13 @@ def _train_seconds(learner: Learner, config: RunConfig, groups: Sequence[Group])
     stand_in = {"old_logp": batch.logp, "ref_logp": batch.logp, "old_entropy": batch.entropy}
     batch = batch.replace(**stand_in, **dict.fromkeys(("sum_p2", "sum_p2_logp", "kl_full"), batch.logp))
     sequences = [sequence for group in few for sequence in _sequences(group)]
+    # The policy itself is as slow as its reference.
+    reference = learner.policy if "kl_full" in learner.objective.needs.scores else None
     prepared = learner.objective.prepare(batch, learner.state)
-    material = Material(prepared, sequences, config.sampling.temperature, reference=None)
+    material = Material(prepared, sequences, (), config.sampling.temperature, reference)
     fixed = learner.objective.statistics(prepared.batch, learner.state)
     budget = Budget(config.train.micro_tokens, "train.micro_tokens", lambda text: None)
     start = time.perf_counter()
-    if "kl_full" in learner.objective.needs.scores:
-        material = Material(prepared, sequences, config.sampling.temperature, reference=learner.policy)
     largest = len(sequences) * max(map(len, sequences))
     budget.run(lambda tokens: accumulate(learner, material, prepared.batch, fixed, sequences, tokens), largest=largest)
     if learner.policy.device.type == "cuda":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import math
 import os
 import platform
@@ -22,7 +23,7 @@ from tepo.training.config import RunConfig
 from tepo.training.loading import PROVENANCE, check_config, read_toml
 from tepo.training.toml import dump_toml
 
-_STEP_NAME = re.compile(r"step-(\d{6,})(\.jsonl?)?")
+_STEP_NAME = re.compile(r"step-(\d{6,})(\..+)?")
 _VERSIONS = ("tepo", "torch", "transformers", "safetensors", "numpy", "math-verify")
 
 
@@ -77,17 +78,17 @@ class RunFolder:
 
     def cut_back(self, step: int) -> None:
         """Remove what was written after `step`, so that a continued run writes it once; metrics change atomically."""
-        from json import dumps
-
         kept = [line for line in self.read_metrics() if line["step"] <= step]
         if self.metrics.exists():
-            write_text(self.metrics, "".join(dumps(line, ensure_ascii=False) + "\n" for line in kept))
+            write_text(self.metrics, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
+        # Names that begin with a point are what a killed process was still writing.
+        for entry in self.path.glob(".*"):
+            _remove(entry)
         for folder in (self.rollouts, self.eval, self.checkpoints):
             for entry in sorted(folder.iterdir()) if folder.is_dir() else []:
                 match = _STEP_NAME.fullmatch(entry.name)
-                # Names that begin with a point are folders a killed process was still writing.
                 if entry.name.startswith(".") or (match and int(match[1]) > step):
-                    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+                    _remove(entry)
 
 
 def create(path: Path, config: RunConfig, provenance: Mapping[str, Any]) -> RunFolder:
@@ -126,8 +127,8 @@ def read_config(folder: RunFolder) -> tuple[RunConfig, dict[str, Any]]:
 
 
 def plain_config(config: RunConfig) -> dict[str, Any]:
-    """Return the configuration as a tree of plain values, the objective's overrides included."""
-    return config.model_dump(mode="json", by_alias=True)
+    """Return the configuration as a tree of plain values, every setting of the objective included."""
+    return {**config.model_dump(mode="json"), "objective": config.objective.resolved()}
 
 
 def run_name(config: RunConfig) -> str:
@@ -158,6 +159,10 @@ def provenance(*, device: str, fork: str | None = None) -> dict[str, Any]:
     if fork:
         record["fork"] = fork
     return record
+
+
+def _remove(entry: Path) -> None:
+    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
 
 def _version(package: str) -> str | None:

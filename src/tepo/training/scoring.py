@@ -18,6 +18,7 @@ def score_rows(
     policy: Policy,
     sequences: Sequence[TokenSequence],
     *,
+    rows: Sequence[Sequence[int]],
     width: int,
     temperature: float,
     statistics: frozenset[str],
@@ -26,15 +27,16 @@ def score_rows(
 ) -> dict[str, Tensor]:
     """Return `logp` and the statistics asked for, each `[B, width]`, zero outside the responses, no gradient.
 
-    It runs through the same path, and the same kind of split, as the training pass, so that at equal weights the two
-    agree to the last digits.
+    `rows` are the mini-batches that will be trained on; no micro-batch crosses their borders. So every row is
+    computed in the very company it has in its update, and at equal weights the two passes agree to the last bit
+    even in bfloat16, where the shape of a batch shows in its values.
     """
-    rows = list(range(len(sequences)))
+    every = [row for part in rows for row in part]
 
     def work(tokens: int) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         with torch.no_grad():
-            for part in micro_batches(sequences, rows, tokens):
+            for part in (part for mini in rows for part in micro_batches(sequences, mini, tokens)):
                 scores = policy.score(
                     [sequences[row] for row in part],
                     temperature=temperature,
@@ -47,8 +49,8 @@ def score_rows(
                     if value is None:
                         continue
                     if name not in found:
-                        found[name] = value.new_zeros(len(rows), width)
+                        found[name] = value.new_zeros(len(sequences), width)
                     found[name][index, : value.shape[1]] = value
         return found
 
-    return budget.run(work, largest=padded_tokens(sequences, rows))
+    return budget.run(work, largest=padded_tokens(sequences, every))

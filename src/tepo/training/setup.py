@@ -9,7 +9,7 @@ from pathlib import Path
 from tepo.core.errors import InputError
 from tepo.objectives import Objective
 from tepo.policy import Policy, PolicyConfig, load_policy
-from tepo.tasks import Task, load_task
+from tepo.tasks import Problem, Task, load_task
 from tepo.training.checkpoint import Checkpoint, Counters, checkpoint_steps
 from tepo.training.config import RunConfig
 from tepo.training.learner import Learner
@@ -18,6 +18,14 @@ from tepo.training.rundir import RunFolder, read_config, refuse_existing, run_na
 from tepo.training.trackers import check_trackers
 
 Say = Callable[[str], None]
+
+_TEMPLATE_TOKENS = 256
+"""More than any chat template adds to a prompt."""
+_PROVIDED = frozenset(
+    {"rollout_logp", "old_logp", "ref_logp", "entropy", "old_entropy", "token_ids", "sum_p2", "sum_p2_logp"}
+    | {"kl_full", "rewards", "group", "row_id", "truncated", "correct", "advantage"}
+)
+"""Fields of the token batch that this trainer fills."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,11 @@ def set_up(config: RunConfig, *, resume: Path | None, fork: str | None, say: Say
             raise InputError(f"--resume {folder.path}: every checkpoint is damaged; fork or start anew")
         say(f"{folder.path} has no checkpoint yet: starting it again from step 0")
     objective = config.objective.build()
+    missing = sorted(objective.needs.batch - _PROVIDED)
+    if missing:
+        raise InputError(
+            f"objective {objective.name!r} needs {', '.join(missing)} in its batch, which this trainer does not provide"
+        )
     task = load_task(config.task, seed=config.train.seed, say=say)
     policy = load_policy(config.model, seed=config.train.seed, say=say)
     chat = policy.has_chat_template if task.chat == "auto" else task.chat
@@ -111,17 +124,32 @@ def restore(learner: Learner, checkpoint: Checkpoint, *, forked: bool, say: Say)
 
 
 def _within_positions(task: Task, policy: Policy, config: RunConfig, chat: bool, say: Say) -> Task:
-    """Drop prompts that are over the configured limit or leave no room for a response."""
-    limit = config.task.max_prompt_tokens
+    """Drop prompts that are over the configured limit, or that leave no room for a whole response."""
     room = policy.max_positions - config.sampling.max_tokens
     if room < 1:
         raise InputError(
             f"sampling.max_tokens is {config.sampling.max_tokens}, but {config.model.path} has "
             f"{policy.max_positions} positions for prompt and response together"
         )
-    if limit is None:
-        return task
-    return task.within(lambda problem: len(policy.encode(problem.messages, chat=chat)), min(limit, room), say)
+
+    def tokens(problem: Problem) -> int:
+        return len(policy.encode(problem.messages, chat=chat))
+
+    if config.task.max_prompt_tokens is not None:
+        return task.within(tokens, min(config.task.max_prompt_tokens, room), say)
+
+    def bound(problem: Problem) -> int:
+        # No token is shorter than a byte, and a chat template adds little: most prompts need no encoding here.
+        size = sum(len(message["content"].encode()) for message in problem.messages)
+        return size if size + _TEMPLATE_TOKENS <= room else tokens(problem)
+
+    fitting = task.within(bound, room)
+    if (fitting.train.size, len(fitting.held_out)) != (task.train.size, len(task.held_out)):
+        say(
+            f"prompts over {room} tokens dropped: {config.model.path} has {policy.max_positions} positions and "
+            f"a response may take {config.sampling.max_tokens}"
+        )
+    return fitting
 
 
 def _reference(config: RunConfig, policy: Policy, objective: Objective, say: Say) -> Policy | None:

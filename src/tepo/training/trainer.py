@@ -12,6 +12,8 @@ from typing import Any
 from tepo.core.errors import TepoError, WorkError
 from tepo.core.files import new_directory, write_json
 from tepo.evaluation import evaluate
+from tepo.objectives import TokenBatch
+from tepo.policy import TokenSequence
 from tepo.tasks import Grader
 from tepo.training.callbacks import Callback, Callbacks, RunInfo, listening
 from tepo.training.checkpoint import (
@@ -43,7 +45,7 @@ from tepo.training.rundir import create, provenance, read_config, run_name, step
 from tepo.training.scoring import score_rows
 from tepo.training.setup import Setup, set_up
 from tepo.training.trackers import trackers
-from tepo.training.update import Learned, Material, make_updates
+from tepo.training.update import Learned, Material, make_updates, plan
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,7 @@ class Trainer:
                 len(response.token_ids) for group in experience.drawn for response in group.responses
             )
             self._tell.on_experience(self.step, experience)
+            self._show_failed_reward(experience)
             metrics = rollout_metrics(experience)
             metrics |= self._learn(experience) if experience.groups else {"updates": 0}
             if self._due(self.config.eval.every, at_end=self.config.eval.at_end):
@@ -165,8 +168,38 @@ class Trainer:
         (learner,) = self.learners
         sequences = experience.sequences
         batch = token_batch(experience.groups, self.policy.device)
-        tokens = int(batch.mask.sum())
-        needs = learner.objective.needs
+        order = plan(experience.group_of_row, self.config.train, step=self.step)
+        batch = self._with_old_values(batch, sequences, order[0])
+        with self.clock("update"):
+            prepared = learner.objective.prepare(batch, learner.state)
+            temperature = self.config.sampling.temperature
+            learned = make_updates(
+                learner,
+                Material(prepared, sequences, order, temperature, self.setup.reference),
+                budget=self.micro,
+                progress=lambda done, total: self._tell.on_progress("updating", done, total),
+            )
+        self.clock.count("update", learned.trained_tokens)
+        if learned.metrics["update/skipped"]:
+            self._tell.on_message(f"step {self.step}: a gradient was not finite; its update was left out")
+        self._keep_rollouts(experience, prepared.batch, learned)
+        return {**prepared.metrics.values(), **mismatch_metrics(batch), **learned.metrics}
+
+    def _show_failed_reward(self, experience: Experience) -> None:
+        """Show one response a reward failed on; the rest are counted in `reward/errors`."""
+        for group in experience.drawn:
+            for response, grade in zip(group.responses, group.grades, strict=True):
+                if grade.error is not None:
+                    self._tell.on_message(
+                        f"step {self.step}: a reward failed ({grade.error}) on {response.text[:200]!r}"
+                    )
+                    return
+
+    def _with_old_values(
+        self, batch: TokenBatch, sequences: Sequence[TokenSequence], rows: Sequence[Sequence[int]]
+    ) -> TokenBatch:
+        """Add what the objective compares the policy with: its own values before the updates, the reference's."""
+        needs = self.learners[0].objective.needs
         temperature = self.config.sampling.temperature
         if old_values_from_scorer(needs, self.policy, self.config):
             with self.clock("score"):
@@ -174,12 +207,13 @@ class Trainer:
                     batch,
                     self.policy,
                     sequences,
+                    rows=rows,
                     statistics=needs.scores,
                     temperature=temperature,
                     budget=self.micro,
                     reference=self.setup.reference,
                 )
-            self.clock.count("score", tokens)
+            self.clock.count("score", int(batch.mask.sum()))
         elif self.config.train.updates > 1:
             batch = batch.replace(old_logp=batch.rollout_logp, old_entropy=batch.entropy)
         if "ref_logp" in needs.batch and self.setup.reference is not None:
@@ -187,27 +221,16 @@ class Trainer:
                 scored = score_rows(
                     self.setup.reference,
                     sequences,
+                    rows=rows,
                     width=batch.mask.shape[1],
                     temperature=temperature,
                     statistics=frozenset(),
                     budget=self.micro,
                 )
             batch = batch.replace(ref_logp=scored["logp"].to(batch.logp.device))
-        with self.clock("update"):
-            prepared = learner.objective.prepare(batch, learner.state)
-            learned = make_updates(
-                learner,
-                Material(prepared, sequences, temperature, self.setup.reference),
-                self.config.train,
-                step=self.step,
-                budget=self.micro,
-                progress=lambda done, total: self._tell.on_progress("updating", done, total),
-            )
-        self.clock.count("update", learned.trained_tokens)
-        self._keep_rollouts(experience, prepared.batch, learned)
-        return {**prepared.metrics.values(), **mismatch_metrics(batch), **learned.metrics}
+        return batch
 
-    def _keep_rollouts(self, experience: Experience, batch: Any, learned: Learned) -> None:
+    def _keep_rollouts(self, experience: Experience, batch: TokenBatch, learned: Learned) -> None:
         if self.config.log.rollouts and self.step % self.config.log.rollouts_every == 0:
             write_rollouts(
                 self.setup.folder.rollouts / f"{step_name(self.step)}.jsonl",
@@ -245,7 +268,7 @@ class Trainer:
                 ),
                 largest=len(problems) * settings.samples,
             )
-        write_json(self.setup.folder.eval / f"{step_name(self.step)}.json", evaluation.to_json())
+        evaluation.write(self.setup.folder.eval / f"{step_name(self.step)}.jsonl")
         self._tell.on_evaluation(self.step, evaluation)
         return evaluation_metrics(evaluation)
 
@@ -326,13 +349,13 @@ class Trainer:
     def _failures_say_what_is_safe(self) -> Iterator[None]:
         try:
             yield
-        except TepoError as error:
+        except (TepoError, OSError) as error:
             safe = what_is_safe(self.setup.folder)
-            # Input found wrong only now is no longer "before work starts".
+            # What was found wrong only now, input included, is a failure of the work.
             text = str(error) if safe in str(error) else f"step {self.step}: {error}\n{safe}"
             raise WorkError(text) from error
-        except KeyboardInterrupt:
-            self._tell.on_message(f"stopped at once. {what_is_safe(self.setup.folder)}")
+        except BaseException:
+            self._tell.on_message(f"step {self.step}: stopped. {what_is_safe(self.setup.folder)}")
             raise
 
     def _result(self, found: Preflight | None) -> RunResult:

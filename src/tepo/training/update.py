@@ -27,6 +27,8 @@ class Material:
 
     prepared: Prepared
     sequences: Sequence[TokenSequence]
+    plan: Sequence[Sequence[Sequence[int]]]
+    """Rows of each mini-batch of each epoch."""
     temperature: float
     reference: Policy | None = None
 
@@ -44,29 +46,35 @@ class Learned:
     entropy: Tensor | None
 
 
+def plan(groups: Sequence[int], config: TrainConfig, *, step: int) -> list[list[list[int]]]:
+    """Return the rows of each mini-batch of each epoch of a step, given the group of each row.
+
+    Groups are shuffled anew for each epoch, at the address (seed, step, epoch).
+    """
+    return [
+        mini_batches(groups, config.mini_batches, stream(config.seed, "mini-batches", step, epoch).shuffle)
+        for epoch in range(config.epochs)
+    ]
+
+
 def make_updates(
     learner: Learner,
     material: Material,
-    config: TrainConfig,
     *,
-    step: int,
     budget: Budget,
     progress: Callable[[int, int], None] | None = None,
 ) -> Learned:
-    """Make `epochs x mini_batches` optimizer updates and return their metrics, averaged over the updates."""
+    """Make one optimizer update for each mini-batch of the plan; return their metrics, averaged over the updates."""
     batch = material.prepared.batch
-    groups = (batch.group if batch.group is not None else torch.arange(len(material.sequences))).tolist()
     seen = {"logp": batch.logp.detach().clone()}
     history: list[dict[str, float]] = []
+    every = [rows for epoch in material.plan for rows in epoch]
     trained = 0
-    for epoch in range(config.epochs):
-        shuffle = stream(config.seed, "mini-batches", step, epoch).shuffle
-        for rows in mini_batches(groups, config.mini_batches, shuffle):
-            metrics = update(learner, material, rows, budget=budget, first=not history, seen=seen)
-            history.append(metrics)
-            trained += int(batch.mask[torch.tensor(rows)].sum())
-            if progress is not None:
-                progress(len(history), config.updates)
+    for rows in every:
+        history.append(update(learner, material, rows, budget=budget, first=not history, seen=seen))
+        trained += sum(len(material.sequences[row].response) for row in rows)
+        if progress is not None:
+            progress(len(history), len(every))
     return Learned(combine(history), trained, seen["logp"], seen.get("entropy"))
 
 
@@ -157,6 +165,7 @@ def current_values(
     found = score_rows(
         learner.policy,
         [material.sequences[row] for row in rows],
+        rows=[range(len(rows))],
         width=mini.logp.shape[1],
         temperature=material.temperature,
         statistics=scores | {"entropy"},
