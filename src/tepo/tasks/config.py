@@ -16,6 +16,12 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
+def changed(model: BaseModel, names: Iterable[str]) -> list[str]:
+    """Return which fields differ from their defaults; a default written out, as in a run's record, is no change."""
+    defaults = {name: type(model).model_fields[name].get_default(call_default_factory=True) for name in names}
+    return sorted(name for name, default in defaults.items() if getattr(model, name) != default)
+
+
 class ColumnsConfig(_Strict):
     """Names of the columns that hold a problem; what is not named is guessed, and the guess is said.
 
@@ -100,7 +106,8 @@ class TaskConfig(_Strict):
     def _numbers(self) -> TaskConfig:
         if isinstance(self.held_out, int) and self.held_out < 0:
             raise ValueError(f"held_out must be 0 or more, not {self.held_out}")
-        if self.mixture and self.model_fields_set & {"source", "options", "columns", "held_out_source", "limit"}:
+        described = ("source", "options", "columns", "held_out_source", "limit")
+        if self.mixture and changed(self, described):
             raise ValueError("a mixture is described by its parts: give source, options, columns, limit there")
         return self
 
@@ -162,8 +169,8 @@ class RewardConfig(ScorerConfig):
 
     @model_validator(mode="after")
     def _one_or_many(self) -> RewardConfig:
-        if self.parts and self.model_fields_set & set(ScorerConfig.model_fields):
-            given = sorted(self.model_fields_set & set(ScorerConfig.model_fields))
+        given = changed(self, ScorerConfig.model_fields)
+        if self.parts and given:
             raise ValueError(f"a sum of parts is described by its parts: move {', '.join(given)} there")
         return self
 
