@@ -79,7 +79,8 @@ def test_a_room_imports_only_rooms_below_it(room: str) -> None:
         f"{path.relative_to(SOURCE)}:{line} imports {name}"
         for path in files_of(room)
         for line, name in imports(path)
-        if name.split(".")[0] == "tepo" and (name.split(".") + [""])[1] not in allowed(room)
+        if name.split(".")[0] == "tepo"
+        and [*name.split("."), ""][1] not in allowed(room)
         # The version is the face's own, and the command line may show it.
         and not (room == "cli" and name == "tepo.__version__")
     ]

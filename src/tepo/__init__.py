@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from tepo.policy import LoraConfig, Policy, PolicyConfig, Scores, TokenSequence, load_policy
     from tepo.rollout import Response, SamplingConfig, sample
     from tepo.tasks import Grade, Grader, Problem, RewardConfig, TaskConfig, load_problems, load_task
-    from tepo.training import RunConfig, load_config, train
+    from tepo.training import Callback, RunConfig, RunResult, load_config, train
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Callback",
     "Evaluation",
     "Grade",
     "Grader",
@@ -35,6 +36,7 @@ __all__ = [
     "Response",
     "RewardConfig",
     "RunConfig",
+    "RunResult",
     "SamplingConfig",
     "Scores",
     "TaskConfig",
@@ -61,7 +63,7 @@ _HOMES = {
     "tepo.rollout": ("Response", "SamplingConfig", "sample"),
     "tepo.tasks": ("Grade", "Grader", "Problem", "RewardConfig", "TaskConfig", "load_problems", "load_task"),
     "tepo.evaluation": ("Evaluation", "evaluate"),
-    "tepo.training": ("RunConfig", "load_config", "train"),
+    "tepo.training": ("Callback", "RunConfig", "RunResult", "load_config", "train"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 _ROOMS = frozenset({"core", "objectives", "policy", "rollout", "tasks", "evaluation", "training"})

@@ -1,0 +1,105 @@
+"""`tepo objectives`: the catalogue, one line a method."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from tepo.objectives import Entry
+
+
+_NOT_PARTS = ("name", "log_ratio_clamp", "learnable")
+"""Fields of an objective that are plain values."""
+
+
+def objectives(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every setting.")] = False,
+) -> None:
+    """List the methods of the catalogue; `tepo explain NAME` tells more about one."""
+    from tepo.cli.terminal import console, print_json, print_table
+    from tepo.objectives import objectives as catalogue
+
+    entries = catalogue()
+    if as_json:
+        print_json([record(entry) for entry in entries])
+        return
+    rows = [(entry.name, str(entry.paper.year), entry.status, entry.summary, needs_text(entry)) for entry in entries]
+    print_table("Objectives", ("name", "year", "status", "what it is", "needs"), rows)
+    out = console()
+    out.print("confirmed: read in the paper or its code. inferred: reconstructed, every choice a setting.")
+    out.print("More: tepo explain NAME. Two side by side: tepo explain NAME --versus OTHER.")
+
+
+def record(entry: Entry) -> dict[str, Any]:
+    """Return an entry as plain values."""
+    return {
+        "name": entry.name,
+        "summary": entry.summary,
+        "paper": dataclasses.asdict(entry.paper),
+        "status": entry.status,
+        "formula": entry.formula,
+        "notes": entry.notes,
+        "parts": parts(entry),
+        "settings": [dataclasses.asdict(setting) for setting in entry.settings],
+        "needs": {field.name: getattr(entry.needs, field.name) for field in dataclasses.fields(entry.needs)},
+    }
+
+
+def parts(entry: Entry) -> dict[str, list[dict[str, Any]]]:
+    """Return what the objective is composed of: part -> its choices, each with its values and what it does."""
+    composed: dict[str, list[dict[str, Any]]] = {}
+    for field in dataclasses.fields(entry.objective):
+        value = getattr(entry.objective, field.name)
+        if field.name not in _NOT_PARTS:
+            composed[field.name] = [_choice(choice) for choice in (value if isinstance(value, tuple) else (value,))]
+    return composed
+
+
+def _choice(part: Any) -> dict[str, Any]:
+    """Return one part as plain values."""
+    return {
+        "kind": type(part).__name__,
+        "values": {
+            field.name: _value(value)
+            for field in dataclasses.fields(part)
+            if not isinstance(value := getattr(part, field.name), frozenset)
+        },
+        "does": (type(part).__doc__ or "").strip().splitlines()[0],
+    }
+
+
+def _value(value: Any) -> Any:
+    """Return a part's value plainly; a part inside a part as its kind and values."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        inner = _choice(value)
+        return {"kind": inner["kind"], **inner["values"]}
+    return value
+
+
+def choice_text(choice: dict[str, Any]) -> str:
+    """Return one part as a line: its kind and its values."""
+    values = ", ".join(f"{name}={_value_text(value)}" for name, value in choice["values"].items())
+    return f"{choice['kind']}({values})" if values else str(choice["kind"])
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, dict):
+        inner = {name: item for name, item in value.items() if name != "kind"}
+        return choice_text({"kind": value["kind"], "values": inner})
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def needs_text(entry: Entry) -> str:
+    """Return in a few words what an objective asks of the trainer."""
+    needs = entry.needs
+    words = [
+        ("reference policy", needs.reference),
+        ("old entropy", needs.old_entropy),
+        ("pass over the mini-batch", needs.mini_statistics),
+    ]
+    asked = [word for word, wanted in words if wanted]
+    asked += [f"scorer: {name}" for name in sorted(needs.scores) if name != "entropy"]
+    return ", ".join(asked) or "rewards"
