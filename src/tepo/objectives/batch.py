@@ -28,7 +28,6 @@ TOKEN_FIELDS = (
     "sum_p2_logp",
     "kl_full",
 )
-ROW_FIELDS = ("group", "row_id", "truncated", "correct", "informative")
 # Token fields that are no numbers to compute with.
 LABEL_FIELDS = ("mask", "token_ids")
 # Fields whose non-finite value inside the mask is an error.
@@ -92,25 +91,25 @@ class TokenBatch:
     informative: Tensor | None = None
 
     def __post_init__(self) -> None:
-        for name, value in self.present():
-            _expect_dtype(name, value)
+        _expect_tensor("mask", self.mask)
         if self.mask.dtype != torch.bool:
             raise InputError(f"mask has dtype {self.mask.dtype}, expected torch.bool: pass mask=mask.bool()")
         if self.mask.dim() != 2:
             raise InputError(f"mask has shape {tuple(self.mask.shape)}, expected [B, T]")
-        rows = self.mask.shape[0]
-        for name in TOKEN_FIELDS:
-            self._expect(name, [tuple(self.mask.shape)], "[B, T] like mask")
-        for name in ROW_FIELDS:
-            self._expect(name, [(rows,)], "[B]")
-        self._expect("advantage", [(rows,), tuple(self.mask.shape)], "[B] or [B, T]")
-        if self.rewards is not None and (self.rewards.dim() not in (1, 2) or self.rewards.shape[0] != rows):
-            raise InputError(f"rewards has shape {tuple(self.rewards.shape)}, expected [B] or [B, K], B={rows}")
-
-    def _expect(self, name: str, shapes: list[tuple[int, ...]], words: str) -> None:
-        value: Tensor | None = getattr(self, name)
-        if value is not None and tuple(value.shape) not in shapes:
-            raise InputError(f"{name} has shape {tuple(value.shape)}, expected {words} = {shapes[-1]}")
+        whole, rows = self.mask.shape, self.mask.shape[:1]
+        for name, value in self.present():
+            _expect_tensor(name, value)
+            shape = value.shape
+            if name in TOKEN_FIELDS:
+                fits, words = shape == whole, f"[B, T] like mask = {tuple(whole)}"
+            elif name == "advantage":
+                fits, words = shape in (rows, whole), f"[B] or [B, T], mask is {tuple(whole)}"
+            elif name == "rewards":
+                fits, words = shape[:1] == rows and value.dim() <= 2, f"[B] or [B, K], B={rows[0]}"
+            else:
+                fits, words = shape == rows, f"[B] = {tuple(rows)}"
+            if not fits:
+                raise InputError(f"{name} has shape {tuple(shape)}, expected {words}")
 
     def replace(self, **fields: Any) -> TokenBatch:
         """Return a copy with some fields replaced."""
@@ -129,15 +128,14 @@ class TokenBatch:
 
     def present(self) -> list[tuple[str, Tensor]]:
         """Return the fields that are set, as (name, tensor)."""
-        pairs = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
-        return [(name, value) for name, value in pairs if value is not None]
+        return [(name, value) for name, value in vars(self).items() if value is not None]
 
     def lengths(self) -> Tensor:
         """Number of response tokens of each row, `[B]`, holes not counted."""
         return self.mask.sum(dim=1)
 
 
-def _expect_dtype(name: str, value: object) -> None:
+def _expect_tensor(name: str, value: object) -> None:
     if not isinstance(value, Tensor):
         raise InputError(f"{name} is a {type(value).__name__}, expected a torch.Tensor: pass torch.as_tensor({name})")
     if name == "logp" and not value.is_floating_point():
