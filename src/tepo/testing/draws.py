@@ -75,8 +75,10 @@ def _probes(batch: TokenBatch, margin: float) -> Iterator[TokenBatch]:
 
 def _fingerprint(objective: Objective, batch: TokenBatch) -> tuple[dict[str, object], dict[str, Tensor]]:
     """Return what was decided (exactly comparable), and the gradients (comparable up to the margin)."""
-    outcome = evaluate(objective, batch)
-    statistics = objective.statistics(objective.prepare(detached(batch)).batch)
+    with torch.random.fork_rng(devices=[]):  # one that reads the global generator fails "repeatable", not here
+        torch.manual_seed(0)
+        outcome = evaluate(objective, batch)
+        statistics = objective.statistics(objective.prepare(detached(batch)).batch)
     decisions: dict[str, object] = {
         name: value for name, value in outcome.metrics.items() if name.startswith(("clip/", "mask/"))
     }
