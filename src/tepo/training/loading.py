@@ -110,8 +110,8 @@ def _explain(error: ValidationError, source: str, overridden: set[str]) -> str:
     for item in error.errors(include_url=False):
         location = [str(part) for part in item["loc"]]
         key = ".".join(location)
-        given = any(name == key or name.startswith(f"{key}.") for name in overridden)
-        origin = "command line" if given else source
+        overriding = any(name == key or name.startswith(f"{key}.") for name in overridden)
+        origin = "command line" if overriding else source
         if item["type"] == "extra_forbidden":
             lines.append(f"{origin}: unknown key {key!r}.{_nearest_key(location)}")
         else:

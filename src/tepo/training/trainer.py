@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tepo.core.allocator import keep_freed_memory
 from tepo.core.errors import TepoError, WorkError
 from tepo.core.files import new_directory, write_json
 from tepo.evaluation import evaluate
@@ -91,6 +92,7 @@ def train(
         InputError: something is wrong with configuration, data or model; nothing was written.
         WorkError: the run failed; the message says what is safe on disk.
     """
+    keep_freed_memory()
     config = _as_config(config)
     folder = _resume_folder(config, resume)
     with listening(callbacks) as listeners, ExitStack() as stack:
