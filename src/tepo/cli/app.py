@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = [word for word in words if word != "--debug"]
     try:
         app(args=words, prog_name="tepo")
-    except (TepoError, OSError, RuntimeError, ValueError, TypeError, LookupError, ArithmeticError) as error:
+    except Exception as error:
         if debug:
             raise
         _explain_failure(error)

@@ -121,7 +121,7 @@ class Display(Callback):
     def _eta(self, step: int) -> float:
         """Return the seconds left, as the last ten steps suggest."""
         recent = self._seconds[-10:]
-        return (self._steps - step) * sum(recent) / len(recent)
+        return max(0, self._steps - step) * sum(recent) / len(recent)
 
     def _print(self, text: str | Text, style: str | None = None) -> None:
         self._out.print(text, style=style, soft_wrap=True)

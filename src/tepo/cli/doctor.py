@@ -30,9 +30,9 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what this machine can do, what is missing, and what to type."""
-    from tepo.core.allocator import keep_freed_memory
+    from tepo.cli.process import prepare
 
-    keep_freed_memory()
+    prepare()
     facts = examine()
     from tepo.cli.terminal import print_json
 

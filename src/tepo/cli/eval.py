@@ -47,9 +47,9 @@ def evaluate(
     ] = None,
 ) -> None:
     """Evaluate a model or a run: avg@k, pass@k and maj@k with 95 % intervals over questions."""
-    from tepo.core.allocator import keep_freed_memory
+    from tepo.cli.process import prepare
 
-    keep_freed_memory()
+    prepare()
     from tepo.cli.models import load, resolve
     from tepo.cli.terminal import print_json, speaker
 
@@ -135,9 +135,10 @@ def _run(
     from tepo.tasks import Grader
 
     columns = (TextColumn("responses"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    out = console(stderr=True)
     with (
         Grader(config.reward) as grader,
-        Progress(*columns, console=console(stderr=True), transient=True) as bar,
+        Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar,
     ):
         line = bar.add_task("", total=len(problems) * samples)
         return evaluate_policy(

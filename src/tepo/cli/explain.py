@@ -98,8 +98,8 @@ def _show_both(one: Entry, other: Entry) -> None:
         out.print(f"{entry.name}: {entry.summary}", style="bold")
         out.print(f"  {entry.formula}\n", soft_wrap=True)
     lines, others = part_lines(one), part_lines(other)
-    rows = [(_mark(lines[part], others[part]), part, lines[part], others[part]) for part in lines]
-    print_table("Parts (* differs)", ("", "part", one.name, other.name), rows)
+    parts = [(_mark(lines[part], others[part]), part, lines[part], others[part]) for part in lines]
+    print_table("Parts (* differs)", ("", "part", one.name, other.name), parts)
     differing = differences(one, other)["settings"]
     if differing:
         rows = [(name, _word(mine), _word(theirs)) for name, (mine, theirs) in differing.items()]

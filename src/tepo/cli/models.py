@@ -77,11 +77,12 @@ def _checkpoint(path: Path, step: int) -> NamedModel:
 def load(named: NamedModel, overrides: dict[str, Any], say: Callable[[str], None]) -> Policy:
     """Load the model a name stands for; `overrides` are fields of the `model` section."""
     from tepo.policy import PolicyConfig, load_policy
+    from tepo.tasks.config import checked
 
     base = named.run.model.model_dump() if named.run is not None else {}
     if named.checkpoint is None:
         base["lora"] = None  # a saved model is merged
-    config = PolicyConfig.model_validate({**base, **overrides, "path": named.path})
+    config = checked(PolicyConfig, {**base, **overrides, "path": named.path}, "model")
     policy = load_policy(config, seed=named.run.train.seed if named.run is not None else 0, say=say)
     if named.checkpoint is not None:
         from tepo.training.checkpoint import load_checkpoint

@@ -45,7 +45,7 @@ def accuracy_lines(result: RunResult) -> list[str]:
     if not measured:
         return []
     (start, before), (end, after) = measured[0], measured[-1]
-    questions = int(after["eval/questions"])
+    questions = int(after["eval/distinct"])
     lines = [f"accuracy on {questions} distinct held-out questions (95 % interval over questions)"]
     if start == end:
         return [*lines, f"  step {start:<6} {share(after)}"]

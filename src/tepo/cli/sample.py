@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def sample(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
     prompt: Annotated[
-        str | None, typer.Argument(metavar="[PROMPT]", help="Without it: standard input, or a conversation.")
+        str | None, typer.Argument(metavar="PROMPT", help="Without it: standard input, or a conversation.")
     ] = None,
     samples: Annotated[int, typer.Option("--samples", "-n", min=1, help="Responses to the prompt.")] = 1,
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the most probable token.")] = 1.0,
@@ -34,9 +34,9 @@ def sample(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, tokens included.")] = False,
 ) -> None:
     """Talk to a model or a checkpoint."""
-    from tepo.core.allocator import keep_freed_memory
+    from tepo.cli.process import prepare
 
-    keep_freed_memory()
+    prepare()
     from tepo.cli.models import load, resolve
     from tepo.cli.terminal import print_json, speaker
     from tepo.core.errors import InputError

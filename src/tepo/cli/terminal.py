@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 # Invisible characters that reorder text: a terminal would show something else than what is there.
-_REORDERING = frozenset("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -56,9 +56,9 @@ def train(
         _print_fields(as_json)
         return
     asked = request(words or [], resume=resume, fork=fork, name=name)
-    from tepo.core.allocator import keep_freed_memory
+    from tepo.cli.process import prepare
 
-    keep_freed_memory()
+    prepare()
     from tepo.cli.report import record, show
 
     result = _run(asked, dry_run=dry_run)
