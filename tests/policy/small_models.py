@@ -76,9 +76,7 @@ def sequences(count: int = 4, seed: int = 0) -> list[TokenSequence]:
     def draw(low: int, high: int, size: int) -> tuple[int, ...]:
         return tuple(torch.randint(low, high, (size,), generator=generator).tolist())
 
-    return [
-        TokenSequence(draw(3, 99, 1 + (3 * row) % 7), draw(3, 99, 1 + (5 * row + 3) % 9)) for row in range(count)
-    ]
+    return [TokenSequence(draw(3, 99, 1 + (3 * row) % 7), draw(3, 99, 1 + (5 * row + 3) % 9)) for row in range(count)]
 
 
 def dense_statistics(

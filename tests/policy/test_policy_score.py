@@ -27,7 +27,9 @@ def _loss(scores: Scores) -> torch.Tensor:
     return (scores.logp * scores.logp.detach().cos()).sum() + (scores.entropy**2).sum() + kl
 
 
-def _dense_loss(policy: Policy, rows: Sequence[TokenSequence], temperature: float, other: Policy | None) -> torch.Tensor:
+def _dense_loss(
+    policy: Policy, rows: Sequence[TokenSequence], temperature: float, other: Policy | None
+) -> torch.Tensor:
     total = torch.zeros((), dtype=torch.float64)
     for row in rows:
         dense = dense_statistics(policy, row, temperature, other)

@@ -26,14 +26,15 @@ def keep_freed_memory() -> bool:
     Only glibc on Linux knows these settings. Call it before the first large allocation, so before torch computes.
     The process then stays at its peak size; nothing else changes.
     """
-    global _kept
+    global _kept  # noqa: PLW0603 - a setting of the process, like the allocator's own
     if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
     mallopt.argtypes, mallopt.restype = [ctypes.c_int, ctypes.c_int], ctypes.c_int
     # -1 as the trim threshold is the largest size: the top of the heap is never given back.
     settings = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1), (_M_TOP_PAD, _TOP_PAD_BYTES))
-    _kept = all([mallopt(name, value) == 1 for name, value in settings])
+    answers = [mallopt(name, value) for name, value in settings]
+    _kept = all(answer == 1 for answer in answers)
     return _kept
 
 

@@ -29,7 +29,10 @@ def enable_recomputation(model: Any) -> list[nn.Module]:
     Raises:
         ValueError: the model does not support gradient checkpointing.
     """
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if hasattr(model, "activation_checkpointing_enable"):  # its name in newer versions of transformers
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    else:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
 
 

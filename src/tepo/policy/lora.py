@@ -94,7 +94,6 @@ def add_adapter(model: Any, config: LoraConfig, *, name: str, seed: int) -> Adap
         use_rslora=config.rslora,
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
-        base_model_name_or_path=name,
     )
     with torch.random.fork_rng(devices=_devices(model)):
         torch.manual_seed(address(seed, "policy/lora") % 2**63)

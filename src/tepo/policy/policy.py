@@ -280,9 +280,8 @@ class Policy:
             raise InputError(f"the checkpoint {state} tensor {name!r}; it was written for another model or adapter")
         for name, value in tensors.items():
             if own[name].shape != value.shape:
-                raise InputError(
-                    f"tensor {name!r} of the checkpoint is {tuple(value.shape)}, the model's is {tuple(own[name].shape)}"
-                )
+                found, wanted = tuple(value.shape), tuple(own[name].shape)
+                raise InputError(f"tensor {name!r} of the checkpoint is {found}, the model's is {wanted}")
         for name, value in tensors.items():
             own[name].copy_(value)
 
