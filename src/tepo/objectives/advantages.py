@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from tepo.core.errors import InputError
 from tepo.objectives.batch import group_index
 
 # Rewards that differ by less than this share of their size count as equal: the mean of n equal floats can be off
@@ -67,6 +68,10 @@ class GroupNormalized:
     ddof: Literal[0, 1] = 1
     eps: float = 1e-6
 
+    def __post_init__(self) -> None:
+        if not self.eps >= 0:
+            raise InputError(f"eps={self.eps} added to the standard deviation: expected a number >= 0")
+
     def __call__(self, rewards: Tensor, group: Tensor) -> Tensor:
         """Return advantages `[B]`."""
         stats = group_statistics(rewards, group)
@@ -81,7 +86,8 @@ class GroupNormalized:
             mean = stats.rewards.sum() / count.clamp_min(1)
             deviation = torch.where(stats.scored, stats.rewards - mean, torch.zeros_like(rewards))
             variance = (deviation**2).sum() / (count - self.ddof).clamp_min(1)
-        return centred / (variance.sqrt() + self.eps)
+        scale = torch.where(stats.informative, variance.sqrt() + self.eps, torch.ones_like(variance))
+        return centred / scale  # with eps = 0, too, a group without signal gives 0 and not 0 / 0
 
 
 @dataclass(frozen=True)
