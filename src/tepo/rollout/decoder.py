@@ -1,0 +1,118 @@
+"""The model's forward pass as the sampler needs it: prompts in, next-token logits out, rows coming and going."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+PREFILL_TOKENS = 8192
+"""Most tokens, padding included, in one forward pass over prompts; a single longer prompt goes alone."""
+
+
+@dataclass
+class Rows:
+    """Sequences being decoded: a left-padded batch in which every row's last token is in the last column.
+
+    `lengths` [B] counts the tokens of each row that are in the cache, `logits` [B, V] (float32 or better) predict the
+    next one. A row that entered late is simply padded more.
+    """
+
+    cache: Any
+    lengths: Tensor
+    logits: Tensor
+
+    def __len__(self) -> int:
+        return self.lengths.shape[0]
+
+
+class Decoder:
+    """Prefill and single-token steps of one causal language model; call it without gradients."""
+
+    def __init__(self, model: nn.Module, *, device: torch.device, pad_id: int, max_positions: int) -> None:
+        """Look at the model's signature once; `pad_id` fills columns that are masked.
+
+        Raises:
+            InputError: the model's cache holds more than keys and values.
+        """
+        from tepo.rollout import cache
+
+        base: Any = model
+        while hasattr(base, "get_base_model"):  # adapters pass everything on and hide the signature
+            base = base.get_base_model()
+        cache.check_supported(base.config)
+        accepted = inspect.signature(base.forward).parameters
+        self._cache = cache
+        self._cache_argument = "cache" if "cache" in accepted else "past_key_values"
+        self._takes_positions = "position_ids" in accepted
+        self._keep_last = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
+        self._model = model
+        self._device = device
+        self._pad_id = pad_id
+        self._max_positions = max_positions
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> Rows:
+        """Run prompts through the model, neighbours of the list together, and return one row for each."""
+        parts = [self._prefill(batch) for batch in _batches(prompts)]
+        return self.gather([(part, list(range(len(part)))) for part in parts]) if len(parts) > 1 else parts[0]
+
+    def gather(self, parts: Sequence[tuple[Rows, Sequence[int]]]) -> Rows:
+        """Assemble a batch from rows of others, in the order given; a row may be taken repeatedly."""
+        indexed = [(rows, torch.tensor(indices, device=self._device)) for rows, indices in parts if indices]
+        lengths = torch.cat([rows.lengths[index] for rows, index in indexed])
+        return Rows(
+            cache=self._cache.gather([(rows.cache, index) for rows, index in indexed], int(lengths.max())),
+            lengths=lengths,
+            logits=torch.cat([rows.logits[index] for rows, index in indexed]),
+        )
+
+    def advance(self, rows: Rows, tokens: Sequence[int]) -> None:
+        """Feed one token to each row, in place.
+
+        A row that has used up the model's positions forgets its first token instead of taking a position that does
+        not exist: the caller has finished with it, and it only waits to be dropped.
+        """
+        ids = torch.tensor(tokens, device=self._device).unsqueeze(-1)
+        rows.lengths = (rows.lengths + 1).clamp(max=self._max_positions)
+        width = rows.cache.get_seq_length() + 1
+        rows.logits = self._forward(ids, rows.lengths.unsqueeze(-1) - 1, rows.lengths, width, rows.cache)
+
+    def _prefill(self, prompts: Sequence[Sequence[int]]) -> Rows:
+        width = max(len(prompt) for prompt in prompts)
+        ids = [[self._pad_id] * (width - len(prompt)) + list(prompt) for prompt in prompts]
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=self._device)
+        positions = torch.arange(width, device=self._device) - (width - lengths.unsqueeze(-1))
+        cache = self._cache.empty_cache()
+        tokens = torch.tensor(ids, device=self._device)
+        logits = self._forward(tokens, positions.clamp(min=0), lengths, width, cache)
+        return Rows(cache, lengths, logits)
+
+    def _forward(self, ids: Tensor, positions: Tensor, lengths: Tensor, width: int, cache: Any) -> Tensor:
+        """Return the logits [B, V] after the last of `ids` [B, n]; `width` columns are in the cache afterwards."""
+        columns = torch.arange(width, device=self._device)
+        arguments: dict[str, Any] = {
+            "input_ids": ids,
+            "attention_mask": (columns >= width - lengths.unsqueeze(-1)).long(),
+            self._cache_argument: cache,
+            "use_cache": True,
+            **self._keep_last,
+        }
+        if self._takes_positions:
+            arguments["position_ids"] = positions
+        logits: Tensor = self._model(**arguments).logits[:, -1]
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _batches(prompts: Sequence[Sequence[int]]) -> Iterator[Sequence[Sequence[int]]]:
+    """Cut the list into runs of at most PREFILL_TOKENS padded tokens."""
+    first, width = 0, 0
+    for index, prompt in enumerate(prompts):
+        width = max(width, len(prompt))
+        if index > first and width * (index + 1 - first) > PREFILL_TOKENS:
+            yield prompts[first:index]
+            first, width = index, len(prompt)
+    yield prompts[first:]
