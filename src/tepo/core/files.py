@@ -16,6 +16,7 @@ def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` atomically; the previous content survives any failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.chmod(name, 0o666 & ~_umask())
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
@@ -62,6 +63,7 @@ def new_directory(path: Path) -> Iterator[Path]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    aside.chmod(0o777 & ~_umask())
     try:
         yield aside
         for file in aside.rglob("*"):
@@ -76,3 +78,10 @@ def new_directory(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+def _umask() -> int:
+    """Return the process's umask: temporary files are private, but what they become is for whoever may read it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
