@@ -70,7 +70,7 @@ test-all: $(VENV)/.stamp-dev  ## every test: fast, slow, and against TRL and ver
 test-peers: test-trl test-verl  ## our objectives against TRL's and verl's own functions
 
 test-trl test-verl: test-%: .venv-%/.stamp
-	@$(ONE_THREAD) $(OFFLINE) TEPO_PEER=$* .venv-$*/bin/python -m pytest -q -p no:cacheprovider -m peer tests/peers/test_$*.py
+	@$(ONE_THREAD) $(OFFLINE) TEPO_PEER=$* .venv-$*/bin/python -m pytest -q -p no:cacheprovider -m peer tests/peers/test_$*.py tests/peers/test_$*_differences.py
 
 bench: $(VENV)/.stamp-dev  ## measure speed and memory on this machine
 	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done

@@ -11,8 +11,10 @@ import pytest
 from ended import Tepo
 
 from tepo.cli.eval import split_words
+from tepo.cli.sample import Manner, asked_like
 from tepo.core.errors import InputError
 from tepo.evaluation import Evaluation
+from tepo.tasks import Problem
 
 SMALL = ("--max-tokens", "2", "--limit", "3")
 
@@ -116,6 +118,27 @@ def test_sample_talks_at_a_terminal(tepo_: Tepo, monkeypatch: pytest.MonkeyPatch
     refused = tepo_("sample", "builtin:tiny", "--json")
     assert refused.code == 2
     assert "--json needs a PROMPT" in refused.err
+
+
+def test_asking_like_a_task_needs_a_run(tepo_: Tepo) -> None:
+    ended = tepo_("sample", "builtin:tiny", "1", "--ask")
+    assert ended.code == 2
+    assert "--ask needs a run" in ended.err
+    assert "leave --raw" in tepo_("sample", "builtin:tiny", "1", "--ask", "--raw").err
+
+
+def test_a_question_is_asked_as_the_task_asks_it() -> None:
+    problem = Problem("1", ({"role": "user", "content": "2 + 2 = 4\n1 + 1 = 2\n2 + 2 ="},), "2 + 2", "4")
+    assert asked_like(problem, "7 * 8") == [{"role": "user", "content": "2 + 2 = 4\n1 + 1 = 2\n7 * 8 ="}]
+    hidden = Problem("1", ({"role": "user", "content": "What is it?"},), "2 + 2", "4")
+    with pytest.raises(InputError, match="word for word"):
+        asked_like(hidden, "7 * 8")
+
+
+def test_a_conversation_remembers_and_bare_text_does_not() -> None:
+    turns = ["a", "b", "c"]
+    assert [message["role"] for message in Manner(True, "s").messages(turns)] == ["system", "user", "assistant", "user"]
+    assert Manner(False).messages(turns) == [{"role": "user", "content": "c"}]
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,9 @@ def test_a_run_ends_with_its_result_and_what_to_type_next(tepo_: Tepo, workplace
     sampled = tepo_("sample", "runs/first@1", "1 + 2 =", "--max-tokens", "2", "--json")
     assert sampled.code == 0, sampled.err
     assert len(sampled.json[0]["token_ids"]) <= 2
+    asked = tepo_("sample", "runs/first", "1 + 2", "--ask", "--json")
+    assert asked.code == 0, asked.err
+    assert len(asked.json[0]["token_ids"]) <= 3
     unknown = tepo_("sample", "runs/first@9", "1 + 2 =")
     assert unknown.code == 2
     assert "It has: 1, 2." in unknown.err
@@ -131,8 +134,8 @@ def test_an_unexpected_failure_says_what_is_safe(tepo_: Tepo, workplace: Path, m
     def fail(*arguments: object, **options: object) -> None:
         raise ZeroDivisionError("a mistake of ours")
 
-    monkeypatch.setattr("tepo.training.trainer.make_updates", fail)
-    ended = tepo_("train", "run.toml", "name=odd")
+    monkeypatch.setattr("tepo.tasks.Grader.grade", fail)
+    ended = tepo_("train", "run.toml", "name=odd", "train.preflight=0")
     assert ended.code == 1
     assert "unexpected ZeroDivisionError: a mistake of ours" in ended.err
     assert "runs/odd; no checkpoint was made yet" in ended.err

@@ -70,12 +70,24 @@ def next_commands(result: RunResult) -> list[tuple[str, str]]:
     if result.interrupted:
         return [(f"tepo train --resume {run}", "continue where it stopped")]
     return [
-        (f"tepo sample {run}", "talk to the trained model"),
+        (f'tepo sample {run} --ask "{_question(result)}"', "ask the trained model"),
         (f"tepo eval {run} --samples 8", "avg@k, pass@k, maj@k on its held-out questions"),
         (f"tepo train --resume {run} train.steps={2 * result.steps}", "train it further"),
         ("tepo explain tepo --versus dapo", "what was optimised, part by part"),
         ("tepo train --help", "every setting: your model, your problems, your reward"),
     ]
+
+
+def _question(result: RunResult) -> str:
+    """Return a short held-out question, or words in its place."""
+    import json
+
+    for path in sorted((result.folder / "eval").glob("step-*.jsonl")):
+        with path.open(encoding="utf-8") as lines:
+            question = str(json.loads(lines.readline())["question"])
+        if len(question) <= 20 and '"' not in question and "\n" not in question:
+            return question
+    return "a question"
 
 
 def _places(result: RunResult) -> list[str]:
