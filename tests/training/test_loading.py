@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tepo.core.errors import InputError
@@ -54,7 +54,7 @@ def test_errors_name_key_and_nearest(override: str, words: list[str]) -> None:
 
 
 def test_errors_name_the_file(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="nowhere.toml"):
+    with pytest.raises(InputError, match=r"nowhere\.toml"):
         load_config(tmp_path / "nowhere.toml")
     file = tmp_path / "bad.toml"
     file.write_text("[optim]\nlr = \n")
@@ -109,6 +109,7 @@ values = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(), values, max_size=4))
 def test_toml_round_trip(tree: dict[str, object]) -> None:
     assert tomllib.loads(dump_toml(tree)) == tree

@@ -88,11 +88,9 @@ def test_mismatch_ignores_padding() -> None:
     batch = TokenBatch(
         logp=torch.zeros(1, 3),
         mask=mask,
-        old_logp=torch.tensor([[-1.0, -2.0, 9.0]]),
         rollout_logp=torch.tensor([[-1.1, -1.8, -50.0]]),
     )
-    found = mismatch_metrics(batch)
+    found = mismatch_metrics(batch, torch.tensor([[-1.0, -2.0, 9.0]]))
     assert found["mismatch/logp"] == pytest.approx(0.15)
     assert found["mismatch/max"] == pytest.approx(0.2)
     assert found["mismatch/kl"] == pytest.approx(0.05)
-    assert mismatch_metrics(batch.replace(old_logp=batch.rollout_logp)) == {}

@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tepo.core.errors import WorkError
@@ -26,6 +26,7 @@ def test_longest_first_within_the_budget() -> None:
     assert micro_batches(rows, range(5), 0) == [[1, 3, 2, 0, 4]]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(2, 50), min_size=1, max_size=40), st.integers(0, 200))
 def test_every_row_once_and_budget_kept(lengths: list[int], budget: int) -> None:
     rows = sequences(*lengths)

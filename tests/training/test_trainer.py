@@ -247,10 +247,10 @@ def test_fork_starts_from_a_checkpoint(tiny_config: MakeConfig) -> None:
     changes: dict[str, Any] = {"name": "child", "optim": {"lr": 1e-4}, "train": {"steps": 4}}
     recorder = Recorder()
     child = train(tiny_config(**changes), fork=f"{parent.folder}@2", callbacks=[recorder])
-    assert recorder.steps == [3, 4]
-    assert metrics_of(child.folder)[0]["draws"] == metrics_of(parent.folder)[3]["draws"]
-    assert metrics_of(child.folder)[0]["reward/mean"] == metrics_of(parent.folder)[3]["reward/mean"]
-    assert metrics_of(child.folder)[0]["lr"] == 1e-4
+    assert recorder.steps == [2, 3, 4]  # the evaluation of its start, then its own steps
+    assert metrics_of(child.folder)[1]["draws"] == metrics_of(parent.folder)[3]["draws"]
+    assert metrics_of(child.folder)[1]["reward/mean"] == metrics_of(parent.folder)[3]["reward/mean"]
+    assert metrics_of(child.folder)[1]["lr"] == 1e-4
     assert f'fork = "{parent.folder}@2"' in (child.folder / "config.toml").read_text()
 
 

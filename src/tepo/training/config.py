@@ -97,7 +97,7 @@ class TrainConfig(Section):
     """Where old log-probabilities come from when a rollout batch serves several updates: `scorer` is the training
     path's own pass, `sampler` the values recorded while sampling; `auto` takes the scorer where it matters."""
     reference: str = "start"
-    """Reference policy of objectives that need one: `start` (this run's start) or a model folder or name."""
+    """Reference policy of objectives that need one: `start` (what `model` names, before training) or another model."""
     preflight: int = Field(default=16, ge=0)
     """Questions sampled before the run to estimate pass rate, signal, memory and time; 0 skips it."""
     seed: int = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
 import statistics
 import sys
 from collections.abc import Sequence
@@ -117,11 +116,11 @@ def length_metrics(lengths: Tensor, truncated: Tensor) -> dict[str, float]:
     }
 
 
-def mismatch_metrics(batch: TokenBatch) -> dict[str, float]:
-    """Return how far the sampler's log-probs are from the scorer's old ones; nothing where only one is known."""
-    if batch.old_logp is None or batch.rollout_logp is None or batch.old_logp is batch.rollout_logp:
+def mismatch_metrics(batch: TokenBatch, scored: Tensor) -> dict[str, float]:
+    """Return how far the sampler's log-probs are from the scorer's of the same policy, `[B, T]`."""
+    if batch.rollout_logp is None:
         return {}
-    difference = (batch.rollout_logp - batch.old_logp)[batch.mask].double()
+    difference = (batch.rollout_logp - scored)[batch.mask].double()
     return {
         "mismatch/logp": float(difference.abs().mean()),
         "mismatch/max": float(difference.abs().max()),
@@ -131,8 +130,12 @@ def mismatch_metrics(batch: TokenBatch) -> dict[str, float]:
 
 def memory_metrics(device: torch.device) -> dict[str, float]:
     """Return the peak memory of the process and of the device, in MiB."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    result = {"memory/peak_mb": peak / (1024 * 1024 if sys.platform == "darwin" else 1024)}
+    result = {}
+    if sys.platform != "win32":
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        result["memory/peak_mb"] = peak / (1024 * 1024 if sys.platform == "darwin" else 1024)
     if device.type == "cuda":
         result["memory/device_mb"] = torch.cuda.max_memory_allocated(device) / 2**20
     return result

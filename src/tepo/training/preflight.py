@@ -21,6 +21,8 @@ from tepo.training.update import Material, accumulate
 
 PURPOSE = "preflight"
 """Purpose of the draws, apart from those of the run: a pre-flight changes nothing in it."""
+QUESTIONS = 16
+"""Questions of a pre-flight that was asked for where the configuration has none."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def preflight(sampler: Sampler, learner: Learner, config: RunConfig, folder: Pat
     Nothing is written and neither weights nor the run's draws change.
     """
     start = time.perf_counter()
-    draws = range(min(config.train.preflight, _distinct(sampler)))
+    draws = range(min(config.train.preflight or QUESTIONS, _distinct(sampler)))
     groups = sampler.groups(draws, PURPOSE)
     sampling = (time.perf_counter() - start) / max(1, len(groups)) * config.train.prompts
     responses = [response for group in groups for response in group.responses]
@@ -90,7 +92,7 @@ def preflight(sampler: Sampler, learner: Learner, config: RunConfig, folder: Pat
         step_seconds=step,
         run_seconds=step * config.train.steps,
         # AdamW's two moments are allocated at the first update, after this measurement.
-        memory_mb=memory.get("memory/device_mb", memory["memory/peak_mb"]) + 2 * weights / 2**20,
+        memory_mb=memory.get("memory/device_mb", memory.get("memory/peak_mb", 0.0)) + 2 * weights / 2**20,
         checkpoint_mb=3 * weights / 2**20,
         disk_free_mb=free / 2**20,
         warnings=tuple(_warnings(config, pass_rate, signal, truncated, 3 * weights, free)),

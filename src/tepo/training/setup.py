@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tepo.core.errors import InputError
@@ -85,8 +85,10 @@ def set_up(config: RunConfig, *, resume: Path | None, fork: str | None, say: Say
     learner = Learner(policy, objective, config.optim, updates_per_step=config.train.updates, steps=config.train.steps)
     counters = Counters(micro_tokens=config.train.micro_tokens, rows=config.sampling.rows)
     if checkpoint is not None:
-        counters = checkpoint.counters
-        restore(learner, checkpoint, forked=resume is None or not checkpoint_steps(folder), say=say)
+        forked = resume is None or not checkpoint_steps(folder)
+        budgets = {"micro_tokens": counters.micro_tokens, "rows": counters.rows} if forked else {}
+        counters = replace(checkpoint.counters, **budgets)
+        restore(learner, checkpoint, forked=forked, say=say)
     return Setup(config, folder, task, chat, policy, (learner,), reference, counters, resume is not None, fork)
 
 

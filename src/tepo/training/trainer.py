@@ -13,8 +13,6 @@ from tepo.core.allocator import keep_freed_memory
 from tepo.core.errors import TepoError, WorkError
 from tepo.core.files import new_directory, write_json
 from tepo.evaluation import evaluate
-from tepo.objectives import TokenBatch
-from tepo.policy import TokenSequence
 from tepo.tasks import Grader
 from tepo.training.callbacks import Callback, Callbacks, RunInfo, listening
 from tepo.training.checkpoint import (
@@ -28,25 +26,17 @@ from tepo.training.checkpoint import (
 from tepo.training.clock import Clock
 from tepo.training.config import RunConfig
 from tepo.training.evaluating import evaluation_metrics
-from tepo.training.experience import (
-    Experience,
-    Sampler,
-    collect,
-    old_values_from_scorer,
-    score_old,
-    token_batch,
-)
+from tepo.training.experience import Experience, Sampler, collect
 from tepo.training.interrupt import catch_interrupt
+from tepo.training.learning import Teacher
 from tepo.training.loading import check_config, load_config
-from tepo.training.metrics import memory_metrics, mismatch_metrics, rollout_metrics
+from tepo.training.metrics import memory_metrics, rollout_metrics
 from tepo.training.micro import Budget
 from tepo.training.preflight import Preflight, preflight
 from tepo.training.records import write_rollouts
 from tepo.training.rundir import create, provenance, read_config, run_name, step_name, write_config
-from tepo.training.scoring import score_rows
 from tepo.training.setup import Setup, set_up
 from tepo.training.trackers import trackers
-from tepo.training.update import Learned, Material, make_updates, plan
 
 
 @dataclass(frozen=True)
@@ -132,6 +122,14 @@ class Trainer:
             clock=self.clock,
             progress=listeners.on_progress,
         )
+        self.teacher = Teacher(
+            learner=self.learners[0],
+            reference=setup.reference,
+            config=self.config,
+            budget=self.micro,
+            clock=self.clock,
+            progress=listeners.on_progress,
+        )
 
     def run(self, *, dry_run: bool = False) -> RunResult:
         """Make the steps that are left."""
@@ -140,7 +138,7 @@ class Trainer:
             return RunResult(self.setup.folder.path, self.step, False, {}, {}, found)
         self._open_folder(found)
         with self._failures_say_what_is_safe(), catch_interrupt(self._tell.on_message) as interrupt:
-            if self.step == 0 and self.config.eval.at_start:
+            if self.config.eval.at_start and not self.setup.folder.read_metrics():
                 self._record(self._evaluate())
             while self.step < self.config.train.steps and not interrupt.asked:
                 self._one_step()
@@ -161,31 +159,25 @@ class Trainer:
             self._show_failed_reward(experience)
             metrics = rollout_metrics(experience)
             metrics |= self._learn(experience) if experience.groups else {"updates": 0}
-            if self._due(self.config.eval.every, at_end=self.config.eval.at_end):
-                metrics |= self._evaluate()
+        if self._due(self.config.eval.every, at_end=self.config.eval.at_end):
+            metrics |= self._evaluate()
         self._record(metrics)
 
     def _learn(self, experience: Experience) -> dict[str, Any]:
         """Turn the kept groups into optimizer updates of the policy; return their metrics."""
-        (learner,) = self.learners
-        sequences = experience.sequences
-        batch = token_batch(experience.groups, self.policy.device)
-        order = plan(experience.group_of_row, self.config.train, step=self.step)
-        batch = self._with_old_values(batch, sequences, order[0])
-        with self.clock("update"):
-            prepared = learner.objective.prepare(batch, learner.state)
-            temperature = self.config.sampling.temperature
-            learned = make_updates(
-                learner,
-                Material(prepared, sequences, order, temperature, self.setup.reference),
-                budget=self.micro,
-                progress=lambda done, total: self._tell.on_progress("updating", done, total),
-            )
-        self.clock.count("update", learned.trained_tokens)
-        if learned.metrics["update/skipped"]:
+        lesson = self.teacher.learn(experience, step=self.step)
+        if lesson.learned.metrics["update/skipped"]:
             self._tell.on_message(f"step {self.step}: a gradient was not finite; its update was left out")
-        self._keep_rollouts(experience, prepared.batch, learned)
-        return {**prepared.metrics.values(), **mismatch_metrics(batch), **learned.metrics}
+        if self.config.log.rollouts and self.step % self.config.log.rollouts_every == 0:
+            write_rollouts(
+                self.setup.folder.rollouts / f"{step_name(self.step)}.jsonl",
+                experience,
+                lesson.batch,
+                lesson.learned,
+                lambda token: self.policy.decode([token], special=True),
+                responses=self.config.log.rollouts,
+            )
+        return lesson.metrics
 
     def _show_failed_reward(self, experience: Experience) -> None:
         """Show one response a reward failed on; the rest are counted in `reward/errors`."""
@@ -196,52 +188,6 @@ class Trainer:
                         f"step {self.step}: a reward failed ({grade.error}) on {response.text[:200]!r}"
                     )
                     return
-
-    def _with_old_values(
-        self, batch: TokenBatch, sequences: Sequence[TokenSequence], rows: Sequence[Sequence[int]]
-    ) -> TokenBatch:
-        """Add what the objective compares the policy with: its own values before the updates, the reference's."""
-        needs = self.learners[0].objective.needs
-        temperature = self.config.sampling.temperature
-        if old_values_from_scorer(needs, self.policy, self.config):
-            with self.clock("score"):
-                batch = score_old(
-                    batch,
-                    self.policy,
-                    sequences,
-                    rows=rows,
-                    statistics=needs.scores,
-                    temperature=temperature,
-                    budget=self.micro,
-                    reference=self.setup.reference,
-                )
-            self.clock.count("score", int(batch.mask.sum()))
-        elif self.config.train.updates > 1:
-            batch = batch.replace(old_logp=batch.rollout_logp, old_entropy=batch.entropy)
-        if "ref_logp" in needs.batch and self.setup.reference is not None:
-            with self.clock("reference"):
-                scored = score_rows(
-                    self.setup.reference,
-                    sequences,
-                    rows=rows,
-                    width=batch.mask.shape[1],
-                    temperature=temperature,
-                    statistics=frozenset(),
-                    budget=self.micro,
-                )
-            batch = batch.replace(ref_logp=scored["logp"].to(batch.logp.device))
-        return batch
-
-    def _keep_rollouts(self, experience: Experience, batch: TokenBatch, learned: Learned) -> None:
-        if self.config.log.rollouts and self.step % self.config.log.rollouts_every == 0:
-            write_rollouts(
-                self.setup.folder.rollouts / f"{step_name(self.step)}.jsonl",
-                experience,
-                batch,
-                learned,
-                lambda token: self.policy.decode([token], special=True),
-                responses=self.config.log.rollouts,
-            )
 
     def _evaluate(self) -> dict[str, Any]:
         """Sample and grade the held-out questions; the same draws at every step, so that steps are comparable."""

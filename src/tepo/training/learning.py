@@ -1,0 +1,101 @@
+"""From a rollout batch to a changed policy: old and reference values, preparation, updates, and their metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tepo.objectives import TokenBatch
+from tepo.policy import Policy, TokenSequence
+from tepo.training.clock import Clock
+from tepo.training.config import RunConfig
+from tepo.training.experience import Experience, old_values_from_scorer, score_old, token_batch
+from tepo.training.learner import Learner
+from tepo.training.metrics import mismatch_metrics
+from tepo.training.micro import Budget
+from tepo.training.scoring import score_rows
+from tepo.training.update import Learned, Material, make_updates, plan
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a step taught: the prepared rollout batch, what came of its updates, and the metrics of both."""
+
+    batch: TokenBatch
+    learned: Learned
+    metrics: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """Makes the updates of one learner from rollout batches."""
+
+    learner: Learner
+    reference: Policy | None
+    config: RunConfig
+    budget: Budget
+    clock: Clock
+    progress: Callable[[str, int, int], None]
+
+    def learn(self, experience: Experience, *, step: int) -> Lesson:
+        """Make the updates that a step's kept groups serve."""
+        sequences = experience.sequences
+        order = plan(experience.group_of_row, self.config.train, step=step)
+        batch = token_batch(experience.groups, self.learner.policy.device)
+        batch = self._with_reference(self._with_old_values(batch, sequences, order[0]), sequences, order[0])
+        with self.clock("update"):
+            prepared = self.learner.objective.prepare(batch, self.learner.state)
+            learned = make_updates(
+                self.learner,
+                Material(prepared, sequences, order, self.config.sampling.temperature, self.reference),
+                budget=self.budget,
+                progress=lambda done, total: self.progress("updating", done, total),
+            )
+        self.clock.count("update", learned.trained_tokens)
+        # With one update its own pass is the scorer's view of the sampling policy.
+        scored = learned.logp if batch.old_logp is None else batch.old_logp
+        mismatch = {} if scored is batch.rollout_logp else mismatch_metrics(batch, scored)
+        return Lesson(prepared.batch, learned, {**prepared.metrics.values(), **mismatch, **learned.metrics})
+
+    def _with_old_values(
+        self, batch: TokenBatch, sequences: Sequence[TokenSequence], rows: Sequence[Sequence[int]]
+    ) -> TokenBatch:
+        """Add the policy's own values before the updates, from the scorer or the sampler, where they are needed."""
+        needs, policy = self.learner.objective.needs, self.learner.policy
+        if not old_values_from_scorer(needs, policy, self.config):
+            if self.config.train.updates == 1:
+                return batch
+            return batch.replace(old_logp=batch.rollout_logp, old_entropy=batch.entropy)
+        with self.clock("score"):
+            batch = score_old(
+                batch,
+                policy,
+                sequences,
+                rows=rows,
+                statistics=needs.scores,
+                temperature=self.config.sampling.temperature,
+                budget=self.budget,
+                reference=self.reference,
+            )
+        self.clock.count("score", int(batch.mask.sum()))
+        return batch
+
+    def _with_reference(
+        self, batch: TokenBatch, sequences: Sequence[TokenSequence], rows: Sequence[Sequence[int]]
+    ) -> TokenBatch:
+        """Add the reference policy's log-probs where the objective compares with them."""
+        if self.reference is None or "ref_logp" not in self.learner.objective.needs.batch:
+            return batch
+        with self.clock("reference"):
+            scored = score_rows(
+                self.reference,
+                sequences,
+                rows=rows,
+                width=batch.mask.shape[1],
+                temperature=self.config.sampling.temperature,
+                statistics=frozenset(),
+                budget=self.budget,
+            )
+        self.clock.count("reference", int(batch.mask.sum()))
+        return batch.replace(ref_logp=scored["logp"].to(batch.logp.device))
