@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tepo.core.errors import InputError
-from tepo.objectives.advantages import Advantage, GroupNormalized, group_statistics, group_sum
+from tepo.objectives.advantages import Advantage, GroupNormalized, group_statistics
 from tepo.objectives.batch import TokenBatch, at_least_float32, check_finite, check_rewards, clean, group_index, require
 from tepo.objectives.metrics import policy_metrics
 from tepo.objectives.ratios import Ratio, TokenRatio
@@ -273,8 +273,8 @@ def share(values: Tensor, weight: Tensor, denominator: Tensor) -> Tensor:
 def group_metrics(informative: Tensor, group: Tensor) -> Sums:
     """Return the share of groups whose rewards are all equal (no learning signal)."""
     index, n = group_index(group)
-    per_group = 1 / group_sum(torch.ones_like(index, dtype=torch.float32), index, n)
-    return Sums(means={"group/zero_std": ((per_group * ~informative).sum(), per_group.sum())})
+    speaking = torch.zeros(n, dtype=torch.long, device=index.device).index_add(0, index, informative.long()) > 0
+    return Sums(means={"group/zero_std": ((~speaking).sum(), torch.ones_like(speaking).sum())})
 
 
 def credit(objective: Objective, batch: TokenBatch, state: State | None = None) -> Tensor:

@@ -1,0 +1,122 @@
+"""The catalogue: names, settings, errors and needs."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+
+import tepo
+from tepo.objectives import Objective, entry
+
+NINE = ["tepo", "tepo-markov", "grpo", "dapo", "dr-grpo", "gspo", "gspo-token", "reinforce", "rloo"]
+
+
+def test_the_nine_methods_are_there_and_the_catalogue_is_callable_by_both_names() -> None:
+    names = [item.name for item in tepo.objectives()]
+    assert set(NINE) <= set(names)
+    assert names == [item.name for item in tepo.objectives.objectives()]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("item", tepo.objectives(), ids=lambda item: item.name)
+def test_every_entry_says_what_it_is(item: Any) -> None:
+    assert item.formula
+    assert item.summary.endswith(".")
+    assert item.status in ("confirmed", "inferred", "experimental")
+    assert item.paper.title
+    assert 1990 < item.paper.year < 2100
+    assert not item.paper.arxiv or re.fullmatch(r"\d{4}\.\d{4,5}", item.paper.arxiv)
+    assert item.objective.name == item.name
+    assert item.needs == item.objective.needs
+    for setting in item.settings:
+        assert setting.help, setting.name
+        assert setting.source, setting.name
+        assert setting.type, setting.name
+        assert setting.status in ("confirmed", "inferred", "experimental")
+
+
+@pytest.mark.parametrize("item", tepo.objectives(), ids=lambda item: item.name)
+def test_defaults_are_the_defaults(item: Any) -> None:
+    explicit = tepo.objective(item.name, **{setting.name: setting.default for setting in item.settings})
+    assert explicit == tepo.objective(item.name) == item.objective
+    assert hash(explicit) == hash(item.objective)
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("tpeo", {}, "objective 'tpeo' is not in the catalogue. Did you mean 'tepo'?"),
+    ("drgrpo", {}, "objective 'drgrpo' is not in the catalogue. Did you mean 'dr-grpo'?"),
+    ("zzz", {}, "objective 'zzz' is not in the catalogue. Known: "),
+    ("tepo", {"kl_coeff": 1.0}, "objective 'tepo' has no setting 'kl_coeff'. Did you mean 'kl_coef'?"),
+    ("tepo", {"beta": 1.0}, "objective 'tepo' has no setting 'beta'."),
+    ("dapo", {"kl_coef": 1.0}, "objective 'dapo' has no setting 'kl_coef'."),
+    ("tepo", {"kl_coef": "1"}, "objective 'tepo': kl_coef='1', expected float"),
+    ("tepo", {"kl_coef": True}, "objective 'tepo': kl_coef=True, expected float"),
+    ("tepo", {"kl_coef": float("nan")}, "objective 'tepo': kl_coef=nan, expected float"),
+    ("tepo", {"kl_coef": None}, "objective 'tepo': kl_coef=None, expected float"),
+    ("tepo", {"clip_dual": "3"}, "objective 'tepo': clip_dual='3', expected float | None"),
+    ("tepo", {"kl_target": "referense"}, "kl_target='referense', expected one of 'old', 'reference'. Did you mean"),
+    ("tepo", {"kl_estimator": 3}, "kl_estimator=3, expected one of 'k1', 'abs', 'k2', 'k3', 'k3-old', 'full'"),
+    ("tepo", {"kl_estimator": "full"}, "the old policy's distribution is not kept; use kl_target='reference'"),
+    ("dr-grpo", {"max_length": 8.5}, "max_length=8.5, expected int"),
+    ("dr-grpo", {"max_length": 0}, "constant=0: expected a number > 0"),
+    ("dapo", {"clip_low": -0.1}, "clip_low=-0.1, clip_high=0.28: expected numbers >= 0"),
+    ("dapo", {"clip_dual": 1.0}, "clip_dual=1.0: expected a number > 1, or None"),
+    ("dapo", {"log_ratio_clamp": 0.0}, "log_ratio_clamp=0.0: expected a number > 0"),
+    ("dapo", {"importance_weight": "mask", "importance_cap": 0.5}, "importance_cap=0.5: expected a number >= 1"),
+    ("dapo", {"advantage_eps": -1e-6}, "eps=-1e-06 added to the standard deviation: expected a number >= 0"),
+    ("grpo", {"kl_adapt_to": 0.0}, "target=0.0 of an adaptive KL coefficient: expected a number of nats > 0"),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "words"), WRONG, ids=str)
+def test_wrong_input_is_an_error_that_names_it(name: str, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(tepo.InputError, match=re.escape(words)):
+        tepo.objective(name, **settings)
+
+
+def test_an_integer_is_a_float_and_a_setting_reaches_the_composition() -> None:
+    assert tepo.objective("tepo", kl_coef=2).regularizers[0].coef == 2  # type: ignore[attr-defined]
+    assert tepo.objective("dapo", clip_dual=3).surrogate.dual == 3  # type: ignore[attr-defined]
+    assert tepo.objective("dapo") != tepo.objective("dapo", clip_high=0.3)
+
+
+def test_objectives_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        tepo.objective("tepo").name = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "reference", "old_logp", "fine"),
+    [
+        ("tepo", {"entropy", "old_entropy"}, False, False, False),
+        ("tepo-markov", set(), False, False, False),
+        ("grpo", {"ref_logp"}, True, False, False),
+        ("dapo", set(), False, False, False),
+        ("dr-grpo", set(), False, False, False),
+        ("gspo", set(), False, False, True),
+        ("gspo-token", set(), False, False, True),
+        ("reinforce", set(), False, False, False),
+        ("rloo", {"ref_logp"}, True, True, False),
+    ],
+)
+def test_needs_of_the_nine(name: str, batch: set[str], reference: bool, old_logp: bool, fine: bool) -> None:
+    needs = entry(name).needs
+    assert (needs.batch, needs.reference, needs.old_logp, needs.fine_clip) == (batch, reference, old_logp, fine)
+    assert needs.old_entropy == (name == "tepo")
+    assert not needs.mini_statistics
+
+
+def test_shared_settings_add_their_needs() -> None:
+    needs = tepo.objective(
+        "dapo", truncated="drop", zero_variance="drop", importance_weight="truncate", scope="group", entropy_coef=0.1
+    ).needs
+    assert needs.batch == {"truncated", "rewards", "group", "rollout_logp", "entropy"}
+    assert needs.scores == {"entropy", "entropy_grad"}
+
+
+def test_an_objective_is_composed_without_the_catalogue() -> None:
+    assert Objective("mine") == Objective("mine")
+    assert Objective("mine").needs.batch == set()
