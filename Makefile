@@ -4,7 +4,7 @@ PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 # Test processes; each computes with one thread, so results do not depend on the number of cores.
 JOBS   ?= 2
-SEED   ?=
+SEED   ?= 0
 ARGS   ?=
 
 VENV      := .venv
@@ -58,7 +58,12 @@ install: $(VENV)/.stamp-run  ## make .venv with tepo in it
 
 # --- what people type -------------------------------------------------------------------------------------
 quickstart: $(VENV)/.stamp-run  ## train a real small model with TEPO on this machine; SEED=1 for another seed
-	@$(BIN)/tepo train examples/quickstart.toml $(if $(SEED),train.seed=$(SEED)) $(ARGS)
+	@run=runs/quickstart-seed$(SEED); if [ -e $$run/config.toml ]; then \
+	  echo "$$run exists: continuing it, or showing its result; for a new run remove it or choose a SEED"; \
+	  $(BIN)/tepo train --resume $$run; \
+	else \
+	  $(BIN)/tepo train examples/quickstart.toml --name quickstart-seed$(SEED) train.seed=$(SEED) $(ARGS); \
+	fi
 
 test: $(VENV)/.stamp-dev  ## the fast test suite; ARGS='-k name' to choose
 	@$(ONE_THREAD) $(OFFLINE) $(BIN)/python -m pytest -q -n $(JOBS) -m "not slow and not peer" $(ARGS)

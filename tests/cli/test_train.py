@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ended import Tepo
 
-from tepo.cli.report import accuracy_lines, next_commands
+from tepo.cli.report import accuracy_lines, command_name, next_commands
 from tepo.cli.train import request
 from tepo.core.errors import InputError
 from tepo.training import RunResult
@@ -192,7 +192,15 @@ def test_the_report_says_whether_the_intervals_overlap() -> None:
     assert "no difference is shown" in accuracy_lines(result(at0=(0.2, 0.1, 0.4), at40=(0.5, 0.4, 0.6)))[-1]
     assert accuracy_lines(result()) == []
     assert len(accuracy_lines(result(at40=(0.2, 0.1, 0.3)))) == 2
-    assert next_commands(result())[2][0] == "tepo train --resume runs/x train.steps=80"
+    assert next_commands(result())[2][0] == "train --resume runs/x train.steps=80"
+
+
+def test_commands_are_printed_as_they_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", [".venv/bin/tepo", "train"])
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert command_name() == ".venv/bin/tepo"
+    monkeypatch.setattr("shutil.which", lambda name: "/bin/tepo")
+    assert command_name() == "tepo"
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,9 +38,10 @@ def show(result: RunResult) -> None:
     title = "interrupted" if result.interrupted else "done"
     body = Text(plain("\n".join([*accuracy_lines(result), "", f"run    {result.folder}", *_places(result)]).strip()))
     out.print(Panel(body, title=Text(f"{title}: {result.steps} steps"), title_align="left", box=ROUNDED, expand=False))
+    tepo = command_name()
     out.print("Try next:")
     for command, purpose in next_commands(result):
-        out.print(f"  {plain(command):<58} # {purpose}", soft_wrap=True)
+        out.print(f"  {plain(f'{tepo} {command}'):<58} # {purpose}", soft_wrap=True)
 
 
 def accuracy_lines(result: RunResult) -> list[str]:
@@ -65,23 +70,27 @@ def share(values: Mapping[str, float]) -> str:
 
 
 def next_commands(result: RunResult) -> list[tuple[str, str]]:
-    """Return what to type next, and why."""
+    """Return what to type after `tepo`, and why."""
     run = result.folder
     if result.interrupted:
-        return [(f"tepo train --resume {run}", "continue where it stopped")]
+        return [(f"train --resume {run}", "continue where it stopped")]
     return [
-        (f'tepo sample {run} --ask "{_question(result)}"', "ask the trained model"),
-        (f"tepo eval {run} --samples 8", "avg@k, pass@k, maj@k on its held-out questions"),
-        (f"tepo train --resume {run} train.steps={2 * result.steps}", "train it further"),
-        ("tepo explain tepo --versus dapo", "what was optimised, part by part"),
-        ("tepo train --help", "every setting: your model, your problems, your reward"),
+        (f'sample {run} --ask "{_question(result)}"', "ask the trained model"),
+        (f"eval {run} --samples 8", "avg@k, pass@k, maj@k on its held-out questions"),
+        (f"train --resume {run} train.steps={2 * result.steps}", "train it further"),
+        ("explain tepo --versus dapo", "what was optimised, part by part"),
+        ("train --help", "every setting: your model, your problems, your reward"),
     ]
+
+
+def command_name() -> str:
+    """Return how this command is typed here: `tepo`, or its path where it is not on the search path."""
+    typed = Path(sys.argv[0])
+    return "tepo" if typed.name != "tepo" or shutil.which("tepo") else str(typed)
 
 
 def _question(result: RunResult) -> str:
     """Return a short held-out question, or words in its place."""
-    import json
-
     for path in sorted((result.folder / "eval").glob("step-*.jsonl")):
         with path.open(encoding="utf-8") as lines:
             question = str(json.loads(lines.readline())["question"])
