@@ -12,7 +12,6 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tepo.core.seeds import address
 from tepo.tasks.config import Example
 from tepo.tasks.problem import Problem
 from tepo.tasks.prompts import Prompter
@@ -117,30 +116,26 @@ def value_of(numbers: Sequence[int], operators: Sequence[str]) -> int:
 
 
 def worked_examples(
-    options: ArithmeticOptions, pool: ArithmeticPool, count: int, start: int, key: int
+    pool: ArithmeticPool, count: int, start: int, key: int
 ) -> tuple[tuple[Example, ...], tuple[int, ...]]:
     """Choose `count` expressions at or after place `start` of the permutation `key`, one operator after another.
 
     Return them with their places, which training then skips. A place is passed over while its first operator is
     not the one whose turn it is, so that every operator is shown when there are examples enough.
     """
+    operators = pool.options.operators
     examples: list[Example] = []
     places: list[int] = []
     for number in range(count):
-        wanted = options.operators[number % len(options.operators)]
         free = [place for place in range(start, min(pool.size, start + 64 * (count + 1))) if place not in places]
-        for place in free:
-            text, value = pool.expression(permuted(place, pool.size, key))
-            if text.split()[1] == wanted:
-                break
-        else:
-            place = free[0]
-            text, value = pool.expression(permuted(place, pool.size, key))
+        wanted = operators[number % len(operators)]
+        turns = (place for place in free if _first_operator(pool, permuted(place, pool.size, key)) == wanted)
+        place = next(turns, free[0])
+        text, value = pool.expression(permuted(place, pool.size, key))
         places.append(place)
         examples.append(Example(question=text, answer=str(value)))
     return tuple(examples), tuple(sorted(places))
 
 
-def split_key(split_seed: int) -> int:
-    """Return the key of the permutation that splits a finite pool into held-out and training problems."""
-    return address(split_seed, "task/split")
+def _first_operator(pool: ArithmeticPool, index: int) -> str:
+    return pool.expression(index)[0].split()[1]

@@ -100,7 +100,8 @@ class TaskConfig(_Strict):
     max_prompt_tokens: int | None = Field(default=None, ge=1)
     """Longer prompts are dropped before the run, counted and said."""
     mixture: tuple[MixturePart, ...] = ()
-    """Several tasks drawn by weight, instead of one source."""
+    """Several tasks drawn by weight, instead of one source; `chat`, `split_seed` and `held_out` hold for each part
+    that does not say otherwise."""
 
     @model_validator(mode="after")
     def _numbers(self) -> TaskConfig:

@@ -5,7 +5,6 @@ Items are a function of the family, its options, a seed and a number, so a draw 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +16,9 @@ from tepo.tasks.problem import Problem, normalised
 from tepo.tasks.prompts import Prompter
 
 TEMPLATE = "{question}\n\nGive your final answer between <answer> and </answer>."
-MANY = 2**31 - 1  # the library wants a size; items are made one by one whatever it is
+CHUNK = 200  # items of one data set of the library; some families make, or draw the kinds of, all items at once
+MANY = 200  # problems held out where nothing else is said
+KEPT = 8  # chunks kept at hand, most recently used
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class GymPool:
     options: Mapping[str, Any]
     seed: int
     prompter: Prompter
-    dataset: Any = dataclasses.field(compare=False, repr=False)
+    _chunks: dict[int, Any] = dataclasses.field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
     def size(self) -> None:
@@ -37,7 +38,7 @@ class GymPool:
 
     def get(self, index: int) -> Problem:
         """Return problem `index`."""
-        entry = self.dataset[index]
+        entry = self._chunk(index // CHUNK)[index % CHUNK]
         question = str(entry["question"])
         return Problem(
             id=f"gym/{self.family}/{self.seed}/{index}",
@@ -53,14 +54,18 @@ class GymPool:
             },
         )
 
+    def _chunk(self, number: int) -> Any:
+        if number in self._chunks:
+            self._chunks[number] = self._chunks.pop(number)
+        else:
+            seed = address(self.seed, "task/gym/chunk", number) % 2**31
+            self._chunks[number] = create(self.family, self.options, seed, CHUNK)
+            if len(self._chunks) > KEPT:
+                self._chunks.pop(next(iter(self._chunks)))
+        return self._chunks[number]
 
-def gym_pool(family: str, options: Mapping[str, Any], seed: int, prompter: Prompter) -> GymPool:
-    """Return the pool of a family; raise InputError for an unknown family or option, with the nearest known."""
-    dataset = create(family, options, seed % 2**31)
-    return GymPool(family, dict(options), seed % 2**31, prompter, dataset)
 
-
-def create(family: str, options: Mapping[str, Any], seed: int) -> Any:
+def create(family: str, options: Mapping[str, Any], seed: int, size: int) -> Any:
     """Build the library's data set; every fault is an InputError that names the family and the option."""
     try:
         from reasoning_gym.factory import DATASETS, create_dataset
@@ -78,52 +83,42 @@ def create(family: str, options: Mapping[str, Any], seed: int) -> Any:
     last: Exception | None = None
     for given in (values, dict(options)):  # some families want tuples, some lists
         try:
-            return create_dataset(family, seed=seed, size=MANY, **given)
+            return create_dataset(family, seed=seed, size=size, **given)
         except Exception as error:  # assertions and type errors of 106 families
             last = error
     raise InputError(f"task.options: gym:{family} refuses {dict(options)}: {last!r}") from None
 
 
-def held_out(pool: GymPool, wanted: int | None) -> tuple[list[Problem], int]:
-    """Return `wanted` problems with distinct questions (None: 200, or a tenth of a small family) and the draws taken.
+def distinct_problems(
+    pool: GymPool, wanted: int | None, excluded: frozenset[str] = frozenset()
+) -> tuple[list[Problem], int]:
+    """Return `wanted` problems with distinct questions outside `excluded`, and the number of draws that took.
 
-    Raise InputError when the family does not have so many.
+    None asks for 200, or a tenth of a family that has fewer than that. Raise InputError when the family does not
+    have as many as wanted: when 20 times what was found, and 200 more, draws in a row bring nothing new.
     """
-    goal = 200 if wanted is None else wanted
+    goal = MANY if wanted is None else wanted
     found: dict[str, Problem] = {}
     draws, barren = 0, 0
     while len(found) < goal and barren < 20 * (len(found) + 10):
         problem = pool.get(draws)
+        question = normalised(problem.question)
         draws += 1
-        fresh = found.setdefault(normalised(problem.question), problem) is problem
-        barren = 0 if fresh else barren + 1
+        barren += 1
+        if question not in found and question not in excluded:
+            found[question] = problem
+            barren = 0
     problems = list(found.values())
-    if wanted is None and len(problems) < goal:
+    if len(problems) == goal:
+        return problems, draws
+    if wanted is None:
         return problems[: len(problems) // 10], draws
-    if len(problems) < goal:
-        raise InputError(
-            f"task.held_out: gym:{pool.family} with these options has only about {len(problems)} distinct "
-            f"questions ({draws} draws), not {goal} to hold out; lower held_out or widen task.options"
-        )
-    return problems, draws
+    raise InputError(
+        f"task.held_out: gym:{pool.family} with these options has only about {len(problems)} distinct questions "
+        f"({draws} draws), not {goal} to set apart; ask for fewer or widen task.options"
+    )
 
 
 def pool_seed(seed: int, purpose: str) -> int:
-    """Return the library seed for one purpose ("train" or "held-out") of a run or split seed."""
+    """Return the pool's seed for one purpose (train, held-out, examples) of a run or split seed."""
     return address(seed, f"task/gym/{purpose}") % 2**31
-
-
-def describe(family: str) -> str:
-    """Return the family's options with their defaults, one a line."""
-    from reasoning_gym.factory import DATASETS
-
-    lines = []
-    for field in dataclasses.fields(DATASETS[family][1]):
-        if field.name in {"seed", "size"}:
-            continue
-        default: Any = field.default
-        with contextlib.suppress(TypeError):
-            if field.default_factory is not dataclasses.MISSING:
-                default = field.default_factory()
-        lines.append(f"{field.name} = {default!r}")
-    return "\n".join(lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 
@@ -26,3 +26,11 @@ class Problem:
 def normalised(question: str) -> str:
     """Return the text by which questions are compared: case, width and spacing of characters do not count."""
     return " ".join(unicodedata.normalize("NFKC", question).casefold().split())
+
+
+def distinct(problems: Iterable[Problem]) -> list[Problem]:
+    """Return the first problem of every normalised question, in order."""
+    first: dict[str, Problem] = {}
+    for problem in problems:
+        first.setdefault(normalised(problem.question), problem)
+    return list(first.values())

@@ -38,6 +38,15 @@ def permuted(position: int, size: int, key: int) -> int:
             return value
 
 
+def split_key(split_seed: int) -> int:
+    """Return the key of the permutation that splits a finite pool into held-out and training problems."""
+    return address(split_seed, "task/split")
+
+
+class NoProblemError(WorkError, LookupError):
+    """A stream in which a thousand draws gave no problem that may be trained on."""
+
+
 class Pool(Protocol):
     """A set of problems addressed by number; `size` None means that any number is a problem."""
 
@@ -116,14 +125,14 @@ class ShuffledStream:
         return self.pool.size
 
     def problem(self, draw: int) -> Problem:
-        """Return the problem of draw number `draw`; raise WorkError when the pool has next to nothing allowed."""
+        """Return the problem of draw number `draw`; raise NoProblemError when the pool has next to nothing allowed."""
         for attempt in range(MAX_REDRAWS):
             problem = self.pool.get(self._index(draw, attempt))
             if normalised(problem.question) in self.excluded:
                 continue
             if self.accept is None or self.accept(problem):
                 return problem
-        raise WorkError(
+        raise NoProblemError(
             f"no usable training problem in {MAX_REDRAWS} tries: nearly all are held out or over "
             "max_prompt_tokens. Lower held_out, raise max_prompt_tokens or widen the family's options."
         )
@@ -137,7 +146,7 @@ class ShuffledStream:
 
     def _index(self, draw: int, attempt: int) -> int:
         size = self.pool.size
-        if size is None:  # the low half is for first tries, the high half for draws taken again
-            return draw if attempt == 0 else 2**30 + address(self.seed, "task/redraw", draw, attempt) % 2**30
+        if size is None:  # numbers from 2^30 on are for draws taken again; neighbours stay neighbours
+            return draw if attempt == 0 else 2**30 + 2**20 * attempt + draw
         epoch, place = divmod(draw, size)
         return permuted(place, size, address(self.seed, "task/order", epoch, attempt))

@@ -8,7 +8,7 @@ from fractions import Fraction
 # A number as people write it: sign, digits with or without thousands commas, decimals, a power of ten, a divisor.
 # Lengths are bounded, so that matching is linear and no text can ask for a number of a million digits.
 NUMBER = re.compile(
-    r"(?P<whole>(?<![\w.])[-+\N{MINUS SIGN}]?(?:\d{1,3}(?:,\d{3}){1,20}(?!\d)|\d{1,64})?(?:\.\d{1,64})?)"
+    r"(?P<whole>(?<![\w.])[-+\N{MINUS SIGN}]?(?:\d{1,3}(?:,\d{3}){1,20}(?!\d)|\d{1,64}(?!\d))?(?:\.\d{1,64}(?!\d))?)"
     r"(?:[eE](?P<power>[-+]?\d{1,3})(?![\w]))?(?:\s?/\s?(?P<divisor>[1-9]\d{0,30})(?![\d.]))?"
 )
 

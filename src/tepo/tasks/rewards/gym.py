@@ -18,7 +18,7 @@ from tepo.tasks.rewards.verdict import Verdict
 # A lone letter is a variable; everything else with a name in it is not judged.
 FUNCTIONS = frozenset(
     {"sin", "cos", "tan", "sec", "csc", "cot", "sinh", "cosh", "tanh", "asin", "acos", "atan", "exp", "log", "ln",
-     "sqrt", "pi", "Abs", "arcsin", "arccos", "arctan"}
+     "sqrt", "pi", "Abs", "arcsin", "arccos", "arctan", "Integral"}
 )  # fmt: skip
 LITERALS = frozenset({"True", "False", "None"})
 EVALUATING: Mapping[str, frozenset[str]] = {
@@ -32,6 +32,8 @@ EVALUATING: Mapping[str, frozenset[str]] = {
     "simple_integration": FUNCTIONS,
     "intermediate_integration": FUNCTIONS,
 }
+# Families of the same version whose scorer passes any text at all (it takes the truth value of a string).
+BY_TEXT = frozenset({"game_of_life_halting"})
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 MAX_EVALUATED = 2000  # characters; a longer text is no answer of these families
 
@@ -62,7 +64,7 @@ def _dataset(family: str, options: str) -> Any:
 
     from tepo.tasks.gym import create
 
-    return create(family, json.loads(options), 0)
+    return create(family, json.loads(options), 0, 1)
 
 
 def score_entry(response: str, family: str, options: str, entry: Mapping[str, Any]) -> Verdict:
@@ -77,7 +79,7 @@ def score_entry(response: str, family: str, options: str, entry: Mapping[str, An
     gold = entry.get("answer")
     if gold is not None and text == str(gold).strip():
         return Verdict(1.0, text[:500])
-    if not harmless(family, text):
+    if family in BY_TEXT or not harmless(family, text):
         return Verdict(0.0, text[:500])
     dataset = _dataset(family, options)
     with guarded():
