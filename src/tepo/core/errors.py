@@ -18,7 +18,7 @@ class WorkError(TepoError, RuntimeError):
     """A failure during the work; the command line exits with 1 and says what is safe on disk."""
 
 
-class MissingExtra(InputError):
+class MissingExtra(InputError):  # noqa: N818 - reads as what it says
     """An optional dependency is not installed."""
 
     def __init__(self, module: str, extra: str, purpose: str) -> None:
