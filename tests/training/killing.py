@@ -22,16 +22,16 @@ from transformers.models.llama import modeling_llama  # noqa: F401  (imported be
 from tepo.training.loading import check_config
 from tepo.training.trainer import train
 
-STEPS, KILLS = 10, 10
+STEPS, KILLS = 14, 10
 
 
 def config(folder: Path, name: str) -> object:
-    """Return a run with several updates a step, dynamic sampling and a checkpoint every other step."""
+    """Return a run with several updates a step, dynamic sampling and a checkpoint every step."""
     tree = tiny_tree(folder)
     tree["name"] = name
     tree["train"] |= {"steps": STEPS, "dynamic_sampling": True, "epochs": 2}
     tree["eval"] = {"questions": 4, "every": 3}
-    tree["checkpoint"] = {"every": 2, "best": "eval/avg"}
+    tree["checkpoint"] = {"every": 1, "best": "eval/avg"}
     return check_config(tree)
 
 
@@ -56,18 +56,33 @@ def finish(child: int) -> None:
         sys.exit(f"the run failed with {status}")
 
 
+def lines(folder: Path) -> int:
+    """Return how many lines the metrics of the killed run have."""
+    metrics = folder / "runs" / "killed" / "metrics.jsonl"
+    return metrics.read_text().count("\n") if metrics.exists() else 0
+
+
+def wait_for_step(folder: Path, child: int, step: int) -> None:
+    """Return when the child has written the line of `step`."""
+    while lines(folder) <= step:
+        if os.waitpid(child, os.WNOHANG) != (0, 0):
+            sys.exit("the run ended before it was killed")
+        time.sleep(0.005)
+
+
 def main(folder: Path) -> None:
-    """Make one run in peace and one under fire."""
+    """Make one run in peace and one under fire: each kill strikes a random while after another step."""
     torch.set_num_threads(1)
     began = time.monotonic()
     finish(start(folder, "whole"))
-    length = time.monotonic() - began
-    delays = [(0.01 + 0.012 * index) * length for index in range(KILLS)]
-    random.Random(0).shuffle(delays)
+    length = (time.monotonic() - began) / STEPS
+    moments = random.Random(0)
     struck = 0
-    for delay in delays:
+    for kill in range(KILLS):
         child = start(folder, "killed")
-        time.sleep(delay)
+        if kill not in (3, 7):  # these two strike while the run is loading
+            wait_for_step(folder, child, kill + 1)
+        time.sleep(moments.uniform(0, 1.5 * length))
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         struck += os.waitstatus_to_exitcode(status) == -signal.SIGKILL

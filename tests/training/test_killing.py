@@ -29,7 +29,7 @@ def test_ten_kills_leave_no_trace(tmp_path: Path) -> None:
     whole, killed = tmp_path / "runs" / "whole", tmp_path / "runs" / "killed"
     assert_same_run(whole, killed)
     lines = RunFolder(whole).read_metrics()
-    assert [line["step"] for line in lines] == list(range(11))
+    assert [line["step"] for line in lines] == list(range(15))
     assert not any("reward/timed_out" in line for line in lines)
     for part in ("rollouts", "eval"):
         files = sorted(file.name for file in (whole / part).iterdir())
