@@ -262,9 +262,9 @@ def test_verl_7150_groups_are_any_integers() -> None:
     index, n = group_index(torch.tensor([2, 2, 5, 7, 5, 2]))
     assert (index.tolist(), n) == ([0, 0, 1, 2, 1, 0], 3)
     rewards = torch.tensor([1.0, 0, 1, 5, 0, 0.5], dtype=torch.float64)
-    expected = GroupNormalized()(rewards, torch.tensor([2, 2, 5, 7, 5, 2]))
+    expected = GroupNormalized().of(rewards, torch.tensor([2, 2, 5, 7, 5, 2]))
     for other in ([-1, -1, 40, 0, 40, -1], [7, 7, 2, 5, 2, 7], [10**12, 10**12, -(10**12), 3, -(10**12), 10**12]):
-        assert torch.equal(GroupNormalized()(rewards, torch.tensor(other)), expected)
+        assert torch.equal(GroupNormalized().of(rewards, torch.tensor(other)), expected)
 
 
 def test_the_entropy_bonus_has_the_gradient_of_the_dense_entropy() -> None:
@@ -295,12 +295,18 @@ def test_entropy_mechanism_1_an_absolute_penalty_at_ratio_one_pulls_nowhere() ->
 
 def test_the_name_of_the_deviation_says_which_convention_it_is() -> None:
     rewards, group = torch.tensor([1.0, 0, 0, 0], dtype=torch.float64), torch.zeros(4, dtype=torch.long)
-    sample = GroupNormalized(ddof=1, eps=0.0)(rewards, group)
+    sample = GroupNormalized(ddof=1, eps=0.0).of(rewards, group)
     assert sample.tolist() == pytest.approx([1.5, -0.5, -0.5, -0.5], abs=1e-12)
-    population = GroupNormalized(ddof=0, eps=0.0)(rewards, group)
+    population = GroupNormalized(ddof=0, eps=0.0).of(rewards, group)
     assert population.tolist() == pytest.approx([1.7321, -0.5774, -0.5774, -0.5774], abs=5e-5)
-    assert float(GroupNormalized(eps=1e-4)(rewards, group)[0]) == pytest.approx(1.4997, abs=5e-6)  # TRL
-    assert float(GroupNormalized()(rewards, group)[0]) == pytest.approx(1.499997, abs=5e-7)  # verl, and ours
+    assert float(GroupNormalized(eps=1e-4).of(rewards, group)[0]) == pytest.approx(1.4997, abs=5e-6)  # TRL
+    assert float(GroupNormalized().of(rewards, group)[0]) == pytest.approx(1.499997, abs=5e-7)  # verl, and ours
+
+
+def one_group(rewards: torch.Tensor) -> TokenBatch:
+    rows = rewards.shape[0]
+    mask = torch.ones(rows, 1, dtype=torch.bool)
+    return TokenBatch(logp=torch.zeros(rows, 1), mask=mask, rewards=rewards, group=torch.zeros(rows, dtype=torch.long))
 
 
 def test_one_set_of_rewards_under_every_estimator() -> None:
@@ -312,8 +318,8 @@ def test_one_set_of_rewards_under_every_estimator() -> None:
         ("rloo", 0.714286, -0.428571),
         ("reinforce", 0.625, -0.375),
     ]:
-        advantage = tepo.objective(name).advantage(rewards, torch.zeros(8, dtype=torch.long))
+        advantage = tepo.objective(name).advantage(one_group(rewards))
         expected = [high if reward else low for reward in rewards.tolist()]
         assert advantage.tolist() == pytest.approx(expected, abs=6e-7), name
-    trl = tepo.objective("grpo", advantage_eps=1e-4).advantage(rewards, torch.zeros(8, dtype=torch.long))
+    trl = tepo.objective("grpo", advantage_eps=1e-4).advantage(one_group(rewards))
     assert trl[:2].tolist() == pytest.approx([1.207381, -0.724429], abs=6e-7)

@@ -130,8 +130,8 @@ def test_with_equal_groups_of_equal_lengths_the_group_scope_is_the_mini_batch_sc
 @pytest.mark.parametrize("seed", SEEDS)
 def test_advantages_are_multiples_of_the_centred_reward(seed: int) -> None:
     rewards, group = batch(seed, kind="group-of-one").rewards, batch(seed, kind="group-of-one").group
-    centred = GroupNormalized(scale="none")(rewards, group)
-    left_out, normalized = LeaveOneOut()(rewards, group), GroupNormalized(eps=0.0)(rewards, group)
+    centred = GroupNormalized(scale="none").of(rewards, group)
+    left_out, normalized = LeaveOneOut().of(rewards, group), GroupNormalized(eps=0.0).of(rewards, group)
     for name in group.unique():
         inside = group == name
         n = int(inside.sum())

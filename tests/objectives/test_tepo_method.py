@@ -143,11 +143,11 @@ def test_first_order_criterion_is_the_sign_of_the_entropy_change() -> None:
         ),
         ({"kl_coef": 0, "entropy_coef": 0.1}, {"entropy"}, {"entropy", "entropy_grad"}, False),
     ],
-    ids=str,
+    ids=["default", "no-kl", "kl-masked", "sign", "first-order", "reference", "full", "entropy-bonus"],
 )
 def test_needs_follow_the_settings(settings: dict[str, Any], reads: set[str], scores: set[str], mini: bool) -> None:
     needs = tepo.objective("tepo", **settings).needs
-    assert needs.batch == reads
+    assert needs.batch == reads | {"rewards", "group"}
     assert needs.scores == scores
     assert needs.mini_statistics == mini
     assert needs.reference == bool(reads & {"ref_logp", "kl_full"})

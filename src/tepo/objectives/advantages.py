@@ -3,25 +3,46 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from tepo.core.errors import InputError
-from tepo.objectives.batch import group_index
+from tepo.objectives.batch import TokenBatch, group_index, require
 
 # Rewards that differ by less than this share of their size count as equal: the mean of n equal floats can be off
 # by an ulp, and dividing that by (std + eps) would turn rounding into an advantage.
 EQUAL_REWARDS = 1e-6
 
 
-class Advantage(Protocol):
-    """A pure function of rewards `[B]` and groups `[B]` to advantages `[B]`."""
+GROUP_NEEDS = frozenset({"rewards", "group"})
 
-    def __call__(self, rewards: Tensor, group: Tensor) -> Tensor:
-        """Return advantages `[B]`; a response without a reward (NaN) has advantage 0."""
+
+class Advantage(Protocol):
+    """A pure function of a clean rollout batch, its rewards already shaped, to advantages."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Fields of the token batch that this part reads."""
         ...
+
+    def __call__(self, batch: TokenBatch) -> Tensor:
+        """Return advantages `[B]` or `[B, T]`; a response without a reward (NaN) has advantage 0."""
+        ...
+
+
+def combine(rewards: Tensor) -> Tensor:
+    """Sum reward components `[B, K]` to `[B]`, leaving out NaN; a row that no reward can score stays NaN."""
+    if rewards.dim() == 1:
+        return rewards
+    unscored = torch.isnan(rewards).all(dim=1)
+    return torch.where(unscored, torch.full_like(rewards[:, 0], float("nan")), torch.nansum(rewards, dim=1))
+
+
+def scored_groups(batch: TokenBatch, owner: str) -> tuple[Tensor, Tensor]:
+    """Return the batch's rewards `[B]` (components summed) and groups `[B]`, or the error that names the field."""
+    return combine(require(batch, "rewards", owner)), require(batch, "group", owner)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,12 +88,17 @@ class GroupNormalized:
     scale: Literal["group", "batch", "none"] = "group"
     ddof: Literal[0, 1] = 1
     eps: float = 1e-6
+    needs: ClassVar[frozenset[str]] = GROUP_NEEDS
 
     def __post_init__(self) -> None:
         if not self.eps >= 0:
             raise InputError(f"eps={self.eps} added to the standard deviation: expected a number >= 0")
 
-    def __call__(self, rewards: Tensor, group: Tensor) -> Tensor:
+    def __call__(self, batch: TokenBatch) -> Tensor:
+        """Return advantages `[B]`."""
+        return self.of(*scored_groups(batch, "the advantage"))
+
+    def of(self, rewards: Tensor, group: Tensor) -> Tensor:
         """Return advantages `[B]`."""
         stats = group_statistics(rewards, group)
         centred = torch.where(stats.informative & stats.scored, stats.rewards - stats.mean, torch.zeros_like(rewards))
@@ -94,7 +120,13 @@ class GroupNormalized:
 class LeaveOneOut:
     """A_i = R_i - mean of the other responses of the group = n/(n-1) (R_i - mean_g), RLOO (arXiv 2402.14740)."""
 
-    def __call__(self, rewards: Tensor, group: Tensor) -> Tensor:
+    needs: ClassVar[frozenset[str]] = GROUP_NEEDS
+
+    def __call__(self, batch: TokenBatch) -> Tensor:
+        """Return advantages `[B]`."""
+        return self.of(*scored_groups(batch, "the advantage"))
+
+    def of(self, rewards: Tensor, group: Tensor) -> Tensor:
         """Return advantages `[B]`; a group of one has no other responses: 0."""
         stats = group_statistics(rewards, group)
         value = stats.size / (stats.size - 1).clamp_min(1) * (stats.rewards - stats.mean)

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from tepo.core.errors import InputError
-from tepo.objectives.advantages import Advantage, GroupNormalized, group_statistics
+from tepo.objectives.advantages import Advantage, GroupNormalized, combine, group_statistics
 from tepo.objectives.batch import TokenBatch, at_least_float32, check_finite, check_rewards, clean, group_index, require
 from tepo.objectives.metrics import policy_metrics
 from tepo.objectives.ratios import Ratio, TokenRatio
 from tepo.objectives.reducers import Reducer, TokenMean
 from tepo.objectives.regularizers import Regularizer, State
 from tepo.objectives.selectors import Selector
-from tepo.objectives.shaping import Shaping, combine
+from tepo.objectives.shaping import Shaping
 from tepo.objectives.sums import Parts, Sums, extremes
 from tepo.objectives.surrogates import PPOClip, Surrogate
 from tepo.objectives.transforms import Transform
@@ -128,6 +128,7 @@ class Objective:
         """Everything the parts declare, together."""
         reading = [
             *(part.needs for part in self.shaping),
+            self.advantage.needs,
             *(part.needs for part in self.transforms),
             *(part.needs for part in self.selectors),
             *(part.needs for part in self.regularizers),
@@ -145,7 +146,7 @@ class Objective:
             batch=batch,
             scores=frozenset[str]().union(*scores),
             reference=bool(batch & {"ref_logp", "kl_full"}),
-            old_logp=bool(self.shaping) and "ref_logp" in batch,
+            old_logp="old_logp" in batch,
             old_entropy="old_entropy" in batch,
             fine_clip=self.surrogate.fine,
             mini_statistics=any(current),
@@ -178,12 +179,10 @@ class Objective:
             metrics = group_metrics(informative, view.group)
             view, batch = view.replace(informative=informative), batch.replace(informative=informative)
         if view.advantage is None:
-            owner = f"objective {self.name!r}"
-            rewards, group = combine(require(view, "rewards", owner)), require(view, "group", owner)
+            shaped = view
             for shape in self.shaping:
-                rewards = shape(rewards, view)
-            advantage = self.advantage(rewards, group).to(view.logp.dtype)
-            view = clean(view.replace(advantage=advantage))
+                shaped = shape(shaped)
+            view = clean(view.replace(advantage=self.advantage(shaped).to(view.logp.dtype)))
         value = require(view, "advantage", "prepare").detach()
         for transform in self.transforms:
             if not transform.current:

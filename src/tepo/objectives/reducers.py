@@ -7,7 +7,7 @@ counts depend on masks and groups alone, so they are known before the backward p
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -70,7 +70,7 @@ class SequenceMean:
     """
 
     empty_rows: Literal["skip", "count"] = "skip"
-    needs: frozenset[str] = frozenset()
+    needs: ClassVar[frozenset[str]] = frozenset()
 
     def __call__(self, counted: Tensor, batch: TokenBatch) -> Weights:
         """Return weight 1 / L_i."""
@@ -88,7 +88,7 @@ class SequenceSum:
 
     constant: float = 1.0
     empty_rows: Literal["skip", "count"] = "skip"
-    needs: frozenset[str] = frozenset()
+    needs: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
         if not self.constant > 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -87,8 +87,8 @@ class TokenMask(Protocol):
 class EveryToken:
     """The whole response."""
 
-    needs: frozenset[str] = frozenset()
-    scores: frozenset[str] = frozenset()
+    needs: ClassVar[frozenset[str]] = frozenset()
+    scores: ClassVar[frozenset[str]] = frozenset()
 
     def __call__(self, batch: TokenBatch) -> Tensor:
         """Return the mask itself."""
@@ -247,9 +247,9 @@ class EntropyBonus:
     coef: float
     name: str = "entropy_bonus"
     norm: Literal["all", "masked"] = "all"
-    current: bool = False
-    needs: frozenset[str] = frozenset({"entropy"})
-    scores: frozenset[str] = frozenset({"entropy", "entropy_grad"})
+    current: ClassVar[bool] = False
+    needs: ClassVar[frozenset[str]] = frozenset({"entropy"})
+    scores: ClassVar[frozenset[str]] = frozenset({"entropy", "entropy_grad"})
 
     def values(self, batch: TokenBatch, clamp: float) -> Tensor:
         """Return -H of every token."""

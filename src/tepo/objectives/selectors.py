@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from tepo.objectives.advantages import group_statistics
+from tepo.objectives.advantages import combine, group_statistics
 from tepo.objectives.batch import TokenBatch, group_index, require
-from tepo.objectives.shaping import combine
 
 
 class Selector(Protocol):
@@ -55,8 +54,8 @@ class NotTruncated:
 
     denominator: Literal["selected", "all"] = "selected"
     terms: Literal["policy", "all"] = "all"
-    current: bool = False
-    needs: frozenset[str] = frozenset({"truncated"})
+    current: ClassVar[bool] = False
+    needs: ClassVar[frozenset[str]] = frozenset({"truncated"})
 
     def __call__(self, batch: TokenBatch) -> Tensor:
         """Return the mask without truncated rows."""
@@ -73,8 +72,8 @@ class InformativeGroups:
 
     denominator: Literal["selected", "all"] = "selected"
     terms: Literal["policy", "all"] = "all"
-    current: bool = False
-    needs: frozenset[str] = frozenset({"rewards", "group"})
+    current: ClassVar[bool] = False
+    needs: ClassVar[frozenset[str]] = frozenset({"rewards", "group"})
 
     def __call__(self, batch: TokenBatch) -> Tensor:
         """Return the mask without the rows of zero-variance groups."""

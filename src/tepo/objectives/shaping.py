@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
-import torch
-from torch import Tensor
-
+from tepo.objectives.advantages import combine
 from tepo.objectives.batch import TokenBatch, require
 
 
 class Shaping(Protocol):
-    """A pure function of a clean batch to new rewards `[B]`."""
+    """A pure function of a clean rollout batch to one with new `rewards` `[B]` or `token_rewards` `[B, T]`."""
 
     @property
     def needs(self) -> frozenset[str]:
         """Fields of the token batch that this part reads."""
         ...
 
-    def __call__(self, rewards: Tensor, batch: TokenBatch) -> Tensor:
-        """Return the shaped rewards `[B]`."""
+    def __call__(self, batch: TokenBatch) -> TokenBatch:
+        """Return the batch with its rewards shaped."""
         ...
-
-
-def combine(rewards: Tensor) -> Tensor:
-    """Sum reward components `[B, K]` to `[B]`, leaving out NaN; a row that no reward can score stays NaN."""
-    if rewards.dim() == 1:
-        return rewards
-    unscored = torch.isnan(rewards).all(dim=1)
-    return torch.where(unscored, torch.full_like(rewards[:, 0], float("nan")), torch.nansum(rewards, dim=1))
 
 
 @dataclass(frozen=True)
@@ -37,12 +27,10 @@ class SequenceKLPenalty:
     """R_i <- R_i - coef * sum_t (old_logp - ref_logp): KL in the reward, as RLOO (arXiv 2402.14740) has it."""
 
     coef: float
-    needs: frozenset[str] = frozenset({"ref_logp"})
+    needs: ClassVar[frozenset[str]] = frozenset({"rewards", "old_logp", "ref_logp"})
 
-    def __call__(self, rewards: Tensor, batch: TokenBatch) -> Tensor:
-        """Return rewards `[B]` less the k1 estimate of the sequence's KL to the reference."""
-        old, ref = (
-            require(batch, "old_logp", "KL in the reward"),
-            require(batch, "ref_logp", "KL in the reward"),
-        )
-        return rewards - self.coef * (old - ref).detach().sum(dim=1)
+    def __call__(self, batch: TokenBatch) -> TokenBatch:
+        """Return the batch with rewards `[B]` less the k1 estimate of the sequence's KL to the reference."""
+        owner = "KL in the reward"
+        kl = (require(batch, "old_logp", owner) - require(batch, "ref_logp", owner)).detach().sum(dim=1)
+        return batch.replace(rewards=combine(require(batch, "rewards", owner)) - self.coef * kl)

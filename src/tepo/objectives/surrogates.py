@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -76,7 +76,7 @@ class PPOClip:
 class PolicyGradient:
     """-A logp: the plain score-function estimator, on-policy for one update a rollout batch."""
 
-    fine: bool = False
+    fine: ClassVar[bool] = False
 
     def __call__(self, ratio: RatioValue, advantage: Tensor, batch: TokenBatch) -> SurrogateValue:
         """Return token losses."""
@@ -87,7 +87,7 @@ class PolicyGradient:
 class Unclipped:
     """-A r: importance-weighted policy gradient without a clip."""
 
-    fine: bool = False
+    fine: ClassVar[bool] = False
 
     def __call__(self, ratio: RatioValue, advantage: Tensor, batch: TokenBatch) -> SurrogateValue:
         """Return token losses."""

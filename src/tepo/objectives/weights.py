@@ -7,7 +7,7 @@ sees; w = exp(old_logp - rollout_logp) corrects for it, detached, token by token
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ def check_cap(cap: float) -> None:
 class NoWeight:
     """Weight 1: the sampler and the scorer are trusted to agree."""
 
-    needs: frozenset[str] = frozenset()
+    needs: ClassVar[frozenset[str]] = frozenset()
 
     def __call__(self, batch: TokenBatch, clamp: float) -> Tensor:
         """Return ones."""
@@ -57,7 +57,7 @@ class Truncated:
     """min(w, cap) for every token (truncated importance sampling)."""
 
     cap: float = 2.0
-    needs: frozenset[str] = frozenset({"rollout_logp"})
+    needs: ClassVar[frozenset[str]] = frozenset({"rollout_logp"})
 
     def __post_init__(self) -> None:
         check_cap(self.cap)
@@ -72,7 +72,7 @@ class Masked:
     """w where 1/cap <= w <= cap, else 0: tokens on which sampler and scorer disagree are left out."""
 
     cap: float = 2.0
-    needs: frozenset[str] = frozenset({"rollout_logp"})
+    needs: ClassVar[frozenset[str]] = frozenset({"rollout_logp"})
 
     def __post_init__(self) -> None:
         check_cap(self.cap)
@@ -88,7 +88,7 @@ class SequenceMasked:
     """The whole response's w = exp(sum_t ...) where w <= cap, else 0 for all its tokens."""
 
     cap: float = 3.0
-    needs: frozenset[str] = frozenset({"rollout_logp"})
+    needs: ClassVar[frozenset[str]] = frozenset({"rollout_logp"})
 
     def __post_init__(self) -> None:
         check_cap(self.cap)
