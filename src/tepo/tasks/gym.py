@@ -6,6 +6,7 @@ Items are a function of the family, its options, a seed and a number, so a draw 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -94,8 +95,8 @@ def distinct_problems(
 ) -> tuple[list[Problem], int]:
     """Return `wanted` problems with distinct questions outside `excluded`, and the number of draws that took.
 
-    None asks for 200, or a tenth of a family that has fewer than that. Raise InputError when the family does not
-    have as many as wanted: when 20 times what was found, and 200 more, draws in a row bring nothing new.
+    None asks for 200, at most about a tenth of the family. Raise InputError when the family does not have as many as
+    wanted: when 20 times what was found, and 200 more, draws in a row bring nothing new.
     """
     goal = MANY if wanted is None else wanted
     found: dict[str, Problem] = {}
@@ -109,14 +110,29 @@ def distinct_problems(
             found[question] = problem
             barren = 0
     problems = list(found.values())
+    if wanted is None:
+        return problems[: int(min(MANY, family_size(len(problems), draws) / 10))], draws
     if len(problems) == goal:
         return problems, draws
-    if wanted is None:
-        return problems[: len(problems) // 10], draws
     raise InputError(
         f"task.held_out: gym:{pool.family} with these options has only about {len(problems)} distinct questions "
         f"({draws} draws), not {goal} to set apart; ask for fewer or widen task.options"
     )
+
+
+def family_size(distinct: int, draws: int) -> float:
+    """Estimate how many questions a family has, all alike probable, when `draws` draws gave `distinct` of them.
+
+    Solves distinct = N (1 - exp(-draws / N)) for N; infinity when nothing came twice.
+    """
+    if draws <= distinct:
+        return math.inf
+    low, high = float(distinct), 1e12
+    for _ in range(200):
+        middle = math.sqrt(low * high)
+        expected = -middle * math.expm1(-draws / middle)
+        low, high = (middle, high) if expected < distinct else (low, middle)
+    return low
 
 
 def pool_seed(seed: int, purpose: str) -> int:

@@ -145,7 +145,7 @@ def _gym(config: TaskConfig, seed: int) -> Part:
     wanted = 0 if config.held_out_source is not None else wanted
     held_out, draws = gym.distinct_problems(pool(config.split_seed, "held-out"), wanted, _texts(shots))
     stream = ShuffledStream(pool(seed, "train"), seed, _texts(shots))
-    note = f"gym:{family}: {len(held_out)} distinct questions held out (of {draws} drawn), training is unlimited"
+    note = f"gym:{family}: {len(held_out)} distinct questions held out ({draws} drawn); training draws without end"
     return Part(stream, tuple(held_out), prompter, (note,))
 
 

@@ -130,7 +130,7 @@ class WorkerPool:
                 active = [self._take() for _ in range(wanted)]
                 for worker in active:
                     selector.register(worker.descriptor, selectors.EVENT_READ, worker)
-                while waiting or any(worker.task is not None or not worker.ready for worker in active):
+                while waiting or _at_work(active):
                     self._dispatch(active, waiting, payloads)
                     self._collect(active, selector, waiting, outcomes)
         except BaseException:
@@ -233,6 +233,13 @@ class WorkerPool:
             active.append(fresh)
             selector.register(fresh.descriptor, selectors.EVENT_READ, fresh)
         return how
+
+
+def _at_work(active: Sequence[_Worker]) -> bool:
+    """Return whether a task is under way, or the first worker still loads; others may finish loading between runs."""
+    return any(worker.task is not None for worker in active) or bool(
+        active and not any(worker.ready for worker in active)
+    )
 
 
 def _error(reply: dict[str, Any]) -> str | None:
