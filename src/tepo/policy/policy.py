@@ -98,9 +98,7 @@ class Policy:
             raise InputError("encode() needs at least one message, got none")
         if not chat:
             ids = list(self.tokenizer("\n".join(message["content"] for message in messages))["input_ids"])
-            while (
-                len(ids) > 1 and ids[-1] in self.eos_ids
-            ):  # some tokenizers close the text, which a prompt must not be
+            while len(ids) > 1 and ids[-1] in self.eos_ids:  # some tokenizers close the text; a prompt stays open
                 ids.pop()
             return ids
         if not self.has_chat_template:
