@@ -372,3 +372,11 @@ def test_tensorboard_gets_every_number(tiny_config: MakeConfig) -> None:
     pytest.importorskip("tensorboard")
     result = train(tiny_config(train={"steps": 1}, log={"trackers": ["tensorboard"]}))
     assert list((result.folder / "tensorboard").glob("events*"))
+
+
+def test_a_tracker_that_is_not_installed_is_named(tiny_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"tepo\[track\]"):
+        train(tiny_config(log={"trackers": ["wandb"]}))

@@ -105,7 +105,7 @@ def update(
     metrics = parts.metrics()
     step_metrics = learner.apply_gradients()
     learner.update_state(metrics)
-    tuned = {f"state/{name}": float(value) for name, value in learner.state.items()}
+    tuned = {f"state/{name}": float(value.detach()) for name, value in learner.state.items()}
     return metrics | step_metrics | tuned
 
 
