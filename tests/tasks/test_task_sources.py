@@ -290,6 +290,8 @@ def test_configuration_faults_are_refused() -> None:
         ({"prompt": {"template": "no placeholder"}}, "template must contain"),
         ({"held_out": -1}, "held_out must be 0 or more"),
         ({"sources": "x"}, "sources"),
+        ({"mixture": [{"mixture": [{}]}]}, "list all parts side by side"),
+        ({"mixture": [{"max_prompt_tokens": 5}]}, "set it on the task"),
         ({"source": "a.jsonl", "mixture": [{"source": "arithmetic"}]}, "described by its parts"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -315,3 +317,30 @@ def test_a_mixture_of_chats_and_texts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"set task\.chat for all"):
         load_task(TaskConfig.model_validate(settings))
     assert load_task(TaskConfig.model_validate(settings | {"chat": True})).chat is True
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"limit": 5}, r"task\.limit: arithmetic makes its problems"),
+        ({"columns": {"answer": "x"}}, r"task\.columns: arithmetic makes its problems"),
+        ({"source": "FILE", "options": {"terms": 2}}, r"task\.options: .* is read, not made"),
+    ],
+)
+def test_settings_that_say_nothing_about_a_source_are_refused(
+    tmp_path: Path, fields: dict[str, Any], message: str
+) -> None:
+    source = lines(tmp_path / "a.jsonl", rows(40))
+    config = TaskConfig.model_validate(fields | ({"source": source} if fields.get("source") == "FILE" else {}))
+    with pytest.raises(InputError, match=message):
+        load_task(config)
+    with pytest.raises(InputError, match=message):
+        load_problems(config)
+
+
+def test_a_mixture_written_out_in_full_is_the_same_mixture(tmp_path: Path) -> None:
+    source = lines(tmp_path / "a.jsonl", rows(40))
+    config = TaskConfig.model_validate({"held_out": 5, "mixture": [{"source": source}, {"source": source}]})
+    written = TaskConfig.model_validate(json.loads(config.model_dump_json()))
+    assert load_task(written).held_out == load_task(config).held_out
+    assert len(load_task(written).held_out) == 5

@@ -119,6 +119,14 @@ class MixturePart(TaskConfig):
     weight: float = Field(default=1.0, gt=0)
     """Share of the draws, relative to the other parts."""
 
+    @model_validator(mode="after")
+    def _flat(self) -> MixturePart:
+        if self.mixture:
+            raise ValueError("a part of a mixture cannot be a mixture; list all parts side by side")
+        if self.max_prompt_tokens is not None:
+            raise ValueError("max_prompt_tokens holds for the whole mixture; set it on the task")
+        return self
+
 
 class ScorerConfig(_Strict):
     """How one reward scores a response."""

@@ -180,11 +180,16 @@ class Grader:
         if kind not in self._pools:
             foreign = user.is_path(kind)
             load = (MODULES["user"], kind) if foreign else (MODULES[kind],)
-            workers = 1 if foreign else self.config.workers or min(4, os.cpu_count() or 1)
+            workers = 1 if foreign else self.config.workers or min(4, _cores())
             self._pools[kind] = WorkerPool(
                 load, workers=workers, timeout_s=self.config.timeout_s, memory_mb=self.config.memory_mb
             )
         return self._pools[kind]
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _check(part: ScorerConfig) -> None:

@@ -18,7 +18,7 @@ from tepo.tasks.arithmetic import (
     worked_examples,
 )
 from tepo.tasks.columns import map_rows
-from tepo.tasks.config import Example, TaskConfig, checked
+from tepo.tasks.config import Example, TaskConfig, changed, checked
 from tepo.tasks.problem import Problem, distinct, normalised
 from tepo.tasks.prompts import MATH_TEMPLATE, Prompter
 from tepo.tasks.sources import read_rows
@@ -49,6 +49,7 @@ def is_family(source: str) -> bool:
 
 def load_part(config: TaskConfig, seed: int) -> Part:
     """Load one source; `seed` is that of the training order."""
+    check_fields(config)
     if config.source == "arithmetic":
         part = _arithmetic(config, seed)
     elif config.source.startswith("gym:"):
@@ -64,6 +65,18 @@ def load_part(config: TaskConfig, seed: int) -> Part:
         f"held out: {len(held_out)} problems, {len(distinct(held_out))} distinct questions of {config.held_out_source}"
     )
     return replace(part, held_out=tuple(held_out), notes=(*part.notes, *notes, note))
+
+
+def check_fields(config: TaskConfig) -> None:
+    """Raise InputError for settings that say nothing about this kind of source, rather than pass over them."""
+    if not is_family(config.source):
+        if config.options:
+            raise InputError(f"task.options: {config.source} is read, not made; only arithmetic and gym: have options")
+        return
+    idle = changed(config, ("columns", "answer_format", "split", "subset")) if config.held_out_source is None else []
+    idle += changed(config, ("limit",))
+    if idle:
+        raise InputError(f"task.{idle[0]}: {config.source} makes its problems; only files and datasets have this")
 
 
 def read_problems(

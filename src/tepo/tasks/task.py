@@ -9,7 +9,7 @@ from typing import Literal
 from tepo.core.errors import InputError
 from tepo.tasks.config import TaskConfig, changed
 from tepo.tasks.mixture import MixtureStream, shares
-from tepo.tasks.parts import is_family, load_part, read_problems
+from tepo.tasks.parts import check_fields, is_family, load_part, read_problems
 from tepo.tasks.problem import Problem, distinct, normalised
 from tepo.tasks.stream import ListPool, ProblemStream, ShuffledStream
 
@@ -92,6 +92,7 @@ def load_problems(source: str | TaskConfig, *, limit: int | None = None, say: Sa
             "task.prompt.few_shot: a number of worked examples is taken from training problems, and a benchmark has "
             "none; give the examples themselves"
         )
+    check_fields(config)
     problems, notes = read_problems(config, config.source, limit=config.limit)
     notes.append(f"{config.source}: {len(problems)} problems, {len(distinct(problems))} distinct questions")
     for note in notes:
