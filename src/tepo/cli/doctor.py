@@ -17,7 +17,7 @@ CORE = ("torch", "transformers", "tokenizers", "safetensors", "pydantic", "rich"
 """Distributions `tepo` cannot run without."""
 
 EXTRAS = {
-    "gguf": (("gguf",), "the built-in model builtin:smollm2-135m"),
+    "gguf": (("gguf", "accelerate"), "the built-in model builtin:smollm2-135m"),
     "gym": (("reasoning_gym",), "procedurally generated problems"),
     "data": (("datasets", "pyarrow"), "Parquet files and Hugging Face datasets"),
     "lora": (("peft",), "low-rank adapters"),

@@ -43,8 +43,9 @@ def ensure_smollm2(say: Callable[[str], None]) -> Path:
     folder = smollm2_folder()
     if folder.is_dir():
         return folder
-    if importlib.util.find_spec("gguf") is None:
-        raise MissingExtra("gguf", "gguf", "builtin:smollm2-135m")
+    for module in ("gguf", "accelerate"):
+        if importlib.util.find_spec(module) is None:
+            raise MissingExtra(module, "gguf", "builtin:smollm2-135m")
     try:
         with one_at_a_time(folder.parent):
             if not folder.is_dir():  # another process may have made it while this one waited
