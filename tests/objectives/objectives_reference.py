@@ -179,6 +179,13 @@ def importance(row: Row, how: str, cap: float, clamp: float) -> list[float]:
     return [w if 1 / cap <= w <= cap else 0.0 for w in each]
 
 
+def left_out(row: Row, t: Token, s: dict[str, Any]) -> bool:
+    """Whether a response with a negative advantage has drifted away from the policy that sampled it."""
+    if s["off_policy_mask"] is None or not t.advantage < 0:
+        return False
+    return math.fsum(u.old - u.logp for u in row.tokens) / len(row.tokens) > s["off_policy_mask"]
+
+
 def policy_row(row: Row, weight: float, s: dict[str, Any]) -> tuple[float, list[float]]:
     """One row's share of the policy loss, and its derivative by each of the row's log-probs."""
     clamp, n = s["log_ratio_clamp"], len(row.tokens)
@@ -187,10 +194,14 @@ def policy_row(row: Row, weight: float, s: dict[str, Any]) -> tuple[float, list[
     loss, slopes = 0.0, [0.0] * n
     if s["level"] == "none":
         for k, t in enumerate(row.tokens):
+            if left_out(row, t, s):
+                continue
             loss += weight * rho[k] * -t.advantage * t.logp
             slopes[k] += weight * rho[k] * -t.advantage
         return loss, slopes
     for k, t in enumerate(row.tokens):
+        if left_out(row, t, s):
+            continue
         if s["level"] == "token":
             log, inside = bounded(d[k], clamp)
         elif s["level"] == "sequence-sum":
@@ -250,6 +261,7 @@ SHARED = {
     "entropy_coef": 0.0,
     "importance_weight": "none",
     "importance_cap": 2.0,
+    "off_policy_mask": None,
     "log_ratio_clamp": 20.0,
     "kl_coef": 0.0,
     "kl_norm": "all",

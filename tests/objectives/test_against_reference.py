@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from typing import Any
 
 import pytest
-import torch
-from objectives_reference import METHODS, Result, reference
+from objectives_reference import METHODS, reference
+from reference_checks import BATCHES, SHARED, assert_equal, batch_for, drawn
 
 import tepo
 from tepo.core.seeds import stream
-from tepo.objectives import TokenBatch
-from tepo.testing import KINDS, Outcome, evaluate, random_batch
+from tepo.testing import evaluate
 
-BATCHES = 200
 ESTIMATORS = ("k1", "abs", "k2", "k3", "k3-old", "full")
 CLIPS = {"clip_low": (0.2, 3e-4, 1.0), "clip_high": (0.28, 4e-4, 1.0), "clip_dual": (None, 1.2, 3.0)}
 
-# Every setting of every method with the values to try; a clamp of 0.3 binds on many tokens.
-SHARED: dict[str, tuple[Any, ...]] = {
-    "truncated": ("keep", "drop"),
-    "zero_variance": ("keep", "drop"),
-    "entropy_coef": (0.0, 0.05),
-    "importance_weight": ("none", "truncate", "mask", "sequence-mask"),
-    "importance_cap": (2.0, 1.3),
-    "log_ratio_clamp": (20.0, 0.3),
-}
+# Every setting of every method with the values to try, beside the shared ones.
 OPTIONS: dict[str, dict[str, tuple[Any, ...]]] = {
     "tepo-markov": {"ratio": ("sequence", "sequence-token"), **CLIPS},
     "tepo": {
@@ -63,29 +52,6 @@ OPTIONS: dict[str, dict[str, tuple[Any, ...]]] = {
 }
 
 
-def drawn(name: str, draw: random.Random) -> dict[str, Any]:
-    """Draw a value for every setting; half of the shared ones stay at their default."""
-    settings = {key: draw.choice(values) for key, values in OPTIONS[name].items()}
-    settings |= {key: draw.choice(values) for key, values in SHARED.items() if draw.random() < 0.5}
-    if settings.get("kl_estimator") == "full" and settings.get("kl_target") == "old":
-        settings["kl_target"] = "reference"
-    return settings
-
-
-def batch_for(name: str, settings: dict[str, Any], seed: int) -> TokenBatch:
-    needs = tepo.objective(name, **settings).needs
-    return random_batch(seed, fields=needs.batch, kind=KINDS[seed % len(KINDS)], groups=(4, 3, 2), width=5)
-
-
-def assert_equal(got: Outcome, wanted: Result, label: str) -> None:
-    assert float(got.loss) == pytest.approx(wanted.loss, rel=1e-11, abs=1e-12), label
-    derivatives = {"logp": wanted.by_logp, "entropy": wanted.by_entropy, "kl_full": wanted.by_kl}
-    for field, gradient in got.gradients.items():
-        expected = torch.tensor(derivatives.get(field, torch.zeros_like(gradient).tolist()), dtype=torch.float64)
-        gap = float((gradient - expected).abs().max())
-        assert gap <= 1e-12 + 1e-11 * float(expected.abs().max()), f"{label}: gradient of {field} off by {gap}"
-
-
 @pytest.mark.parametrize("name", OPTIONS)
 def test_defaults_equal_the_reference(name: str) -> None:
     for seed in range(BATCHES):
@@ -99,7 +65,7 @@ def test_options_equal_the_reference(name: str) -> None:
     draw = stream(0, "tests/options", sum(map(ord, name)))
     seen: Counter[tuple[str, Any]] = Counter()
     for seed in range(BATCHES * (2 if name == "tepo" else 1)):
-        settings = drawn(name, draw)
+        settings = drawn(OPTIONS[name], draw)
         seen.update(settings.items())
         batch = batch_for(name, settings, 1000 + seed)
         outcome = evaluate(tepo.objective(name, **settings), batch)

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeVar
 
 from tepo.core.errors import InputError, nearest
+from tepo.objectives.advantages import GroupNormalized
 from tepo.objectives.objective import Objective
 from tepo.objectives.regularizers import EntropyBonus, Regularizer
 from tepo.objectives.selectors import InformativeGroups, NotTruncated, Selector
+from tepo.objectives.surrogates import OnPolicyRows, Surrogate
 from tepo.objectives.weights import ImportanceWeight, Masked, NoWeight, SequenceMasked, Truncated
 
 T = TypeVar("T")
@@ -57,6 +59,11 @@ class Method:
         "ours: the samplers agree",
     )
     importance_cap: float = setting(2.0, "cap of the importance weight", "open-instruct: 2")
+    off_policy_mask: float | None = setting(
+        None,
+        "leave out responses with A < 0 that lost more than this many nats a token since they were sampled",
+        "DeepSeek-V3.2 (arXiv 2512.02556) by TRL: none",
+    )
     log_ratio_clamp: float = setting(20.0, "log-ratios are clamped to +-this, gradient 0 beyond", "verl: 20")
 
     def __post_init__(self) -> None:
@@ -67,6 +74,19 @@ class Method:
     def compose(self) -> Objective:
         """Return the objective these settings stand for."""
         raise NotImplementedError
+
+    def composition(self, *, surrogate: Surrogate, **parts: Any) -> Objective:
+        """Return an objective of these parts, the shared settings filled in (`compose` calls it)."""
+        if self.off_policy_mask is not None:
+            surrogate = OnPolicyRows(surrogate, self.off_policy_mask)
+        shared: dict[str, Any] = {
+            "name": self.name,
+            "selectors": self.selectors(),
+            "weight": self.weight(),
+            "regularizers": self.regularizers(),
+            "log_ratio_clamp": self.log_ratio_clamp,
+        }
+        return Objective(surrogate=surrogate, **(shared | parts))
 
     def selectors(self) -> tuple[Selector, ...]:
         """Return the row filters of the shared settings."""
@@ -92,6 +112,17 @@ class Method:
     def regularizers(self) -> tuple[Regularizer, ...]:
         """Return the entropy bonus of the shared settings, if any."""
         return (EntropyBonus(self.entropy_coef),) if self.entropy_coef else ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupMethod(Method):
+    """A method whose advantage is (R - mean of the group) / std of the group."""
+
+    advantage_eps: float = setting(1e-6, "added to the standard deviation", "verl: 1e-6 (TRL: 1e-4)")
+
+    def normalized(self) -> GroupNormalized:
+        """Return the group-normalised advantage."""
+        return GroupNormalized(eps=self.advantage_eps)
 
 
 def check_setting(owner: str, name: str, value: Any, hint: Any) -> None:

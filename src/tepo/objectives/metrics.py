@@ -25,7 +25,8 @@ def policy_metrics(
     """Return ratio, clip, KL, entropy and mask metrics.
 
     `carried`: the tokens that carry each term, bool `[B, T]`, under "policy" and the regularisers' names.
-    `clip/*` are fractions of the policy term's tokens, `mask/*` the share of all tokens under a masked KL.
+    `clip/*` and `mask/off_policy` are fractions of the policy term's tokens, `mask/NAME` the share of all tokens
+    under the masked regulariser of that name.
     """
     mask = batch.mask
     high, low = extremes(ratio.value, mask)
@@ -34,6 +35,8 @@ def policy_metrics(
         clipped: Tensor | None = getattr(surrogate, name)
         if clipped is not None:
             means[name.replace("_", "/")] = over(clipped.to(batch.logp.dtype), carried["policy"])
+    if surrogate.off_policy is not None:
+        means["mask/off_policy"] = over(surrogate.off_policy.to(batch.logp.dtype), carried["policy"])
     for name, target in (("kl/old", batch.old_logp), ("kl/ref", batch.ref_logp)):
         if target is not None:
             means[name] = over(estimate_kl((target - batch.logp.detach()).clamp(-clamp, clamp), "k3"), mask)

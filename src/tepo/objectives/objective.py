@@ -132,11 +132,16 @@ class Objective:
             *(part.needs for part in self.transforms),
             *(part.needs for part in self.selectors),
             *(part.needs for part in self.regularizers),
+            self.surrogate.needs,
             self.weight.needs,
             self.reducer.needs,
         ]
         batch = frozenset[str]().union(*reading)
-        scores = [part.scores for part in self.transforms] + [part.scores for part in self.regularizers]
+        scores = [
+            *(part.scores for part in self.transforms),
+            self.surrogate.scores,
+            *(part.scores for part in self.regularizers),
+        ]
         current = [
             *(part.current for part in self.transforms),
             *(part.current for part in self.selectors),

@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from tepo.core.errors import InputError
-from tepo.objectives.batch import TokenBatch
+from tepo.objectives.batch import TokenBatch, require
 from tepo.objectives.ratios import RatioValue
 
 
 @dataclass(frozen=True, eq=False)
 class SurrogateValue:
-    """Token losses `[B, T]`, and bool `[B, T]` where the lower, upper or dual clip cut the gradient."""
+    """Token losses `[B, T]`, and bool `[B, T]` where the lower, upper or dual clip cut the gradient.
+
+    `off_policy`: where the whole response was left out for having drifted too far.
+    """
 
     loss: Tensor
     clip_low: Tensor | None = None
     clip_high: Tensor | None = None
     clip_dual: Tensor | None = None
+    off_policy: Tensor | None = None
 
 
 class Surrogate(Protocol):
     """A pure function of ratio, advantage `[B, T]` and log-probs to token losses."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Fields of the token batch that this part reads, beside log-probs and advantages."""
+        ...
+
+    @property
+    def scores(self) -> frozenset[str]:
+        """Statistics that the scorer must produce for it."""
+        ...
 
     @property
     def fine(self) -> bool:
@@ -46,6 +61,8 @@ class PPOClip:
     low: float = 0.2
     high: float = 0.2
     dual: float | None = None
+    needs: ClassVar[frozenset[str]] = frozenset()
+    scores: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
         if self.low < 0 or self.high < 0:
@@ -76,6 +93,8 @@ class PPOClip:
 class PolicyGradient:
     """-A logp: the plain score-function estimator, on-policy for one update a rollout batch."""
 
+    needs: ClassVar[frozenset[str]] = frozenset()
+    scores: ClassVar[frozenset[str]] = frozenset()
     fine: ClassVar[bool] = False
 
     def __call__(self, ratio: RatioValue, advantage: Tensor, batch: TokenBatch) -> SurrogateValue:
@@ -87,8 +106,54 @@ class PolicyGradient:
 class Unclipped:
     """-A r: importance-weighted policy gradient without a clip."""
 
+    needs: ClassVar[frozenset[str]] = frozenset()
+    scores: ClassVar[frozenset[str]] = frozenset()
     fine: ClassVar[bool] = False
 
     def __call__(self, ratio: RatioValue, advantage: Tensor, batch: TokenBatch) -> SurrogateValue:
         """Return token losses."""
         return SurrogateValue(-advantage * ratio.value)
+
+
+@dataclass(frozen=True)
+class OnPolicyRows:
+    """Another surrogate, without the responses that drifted away where the advantage is negative (DeepSeek-V3.2).
+
+    A token with A < 0 is left out where its response's mean of old_logp - logp exceeds `threshold` (nats a token);
+    the denominator keeps it (arXiv 2512.02556; TRL: off_policy_mask_threshold). `target` "rollout" compares with
+    the sampler's own log-probs.
+    """
+
+    surrogate: Surrogate
+    threshold: float
+    target: Literal["old", "rollout"] = "old"
+
+    def __post_init__(self) -> None:
+        if not self.threshold > 0:
+            raise InputError(f"off_policy_mask={self.threshold}: expected a number of nats a token > 0, or None")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The surrogate's own, and the sampler's log-probs where they decide."""
+        return self.surrogate.needs | ({"rollout_logp"} if self.target == "rollout" else set())
+
+    @property
+    def scores(self) -> frozenset[str]:
+        """The surrogate's own."""
+        return self.surrogate.scores
+
+    @property
+    def fine(self) -> bool:
+        """The surrogate's own."""
+        return self.surrogate.fine
+
+    def __call__(self, ratio: RatioValue, advantage: Tensor, batch: TokenBatch) -> SurrogateValue:
+        """Return the surrogate's token losses, 0 on the responses left out."""
+        value = self.surrogate(ratio, advantage, batch)
+        field = "old_logp" if self.target == "old" else "rollout_logp"
+        drift = require(batch, field, "off_policy_mask") - batch.logp.detach()
+        mean = drift.sum(dim=1, keepdim=True) / batch.lengths().clamp_min(1)[:, None]
+        dropped = (advantage < 0) & (mean > self.threshold)
+        return dataclasses.replace(
+            value, loss=torch.where(dropped, torch.zeros_like(value.loss), value.loss), off_policy=dropped
+        )

@@ -12,8 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tepo.objectives.advantages import GroupNormalized
-from tepo.objectives.method import Method, Paper, setting
+from tepo.objectives.method import GroupMethod, Paper, setting
 from tepo.objectives.objective import Objective
 from tepo.objectives.ratios import TokenRatio
 from tepo.objectives.reducers import TokenMean
@@ -21,7 +20,7 @@ from tepo.objectives.surrogates import PPOClip
 
 
 @dataclass(frozen=True, kw_only=True)
-class DAPO(Method):
+class DAPO(GroupMethod):
     """Group-normalised advantage, token ratio with a higher upper clip, token mean."""
 
     name = "dapo"
@@ -37,18 +36,12 @@ class DAPO(Method):
         "whose tokens divide: the mini-batch's, or each group's (as the paper writes)",
         "verl, TRL: mini",
     )
-    advantage_eps: float = setting(1e-6, "added to the standard deviation", "verl: 1e-6 (TRL: 1e-4)")
 
     def compose(self) -> Objective:
         """Return the composition."""
-        return Objective(
-            name=self.name,
-            advantage=GroupNormalized(eps=self.advantage_eps),
+        return self.composition(
+            advantage=self.normalized(),
             ratio=TokenRatio(),
             surrogate=PPOClip(self.clip_low, self.clip_high, self.clip_dual),
-            selectors=self.selectors(),
-            weight=self.weight(),
-            regularizers=self.regularizers(),
             reducer=TokenMean(self.scope),
-            log_ratio_clamp=self.log_ratio_clamp,
         )

@@ -38,14 +38,9 @@ class DrGRPO(Method):
 
     def compose(self) -> Objective:
         """Return the composition."""
-        return Objective(
-            name=self.name,
+        return self.composition(
             advantage=GroupNormalized(scale="none"),
             ratio=TokenRatio(),
             surrogate=PPOClip(self.clip_low, self.clip_high, self.clip_dual),
-            selectors=self.selectors(),
-            weight=self.weight(),
-            regularizers=self.regularizers(),
             reducer=SequenceSum(self.max_length),
-            log_ratio_clamp=self.log_ratio_clamp,
         )

@@ -12,8 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tepo.objectives.advantages import GroupNormalized
-from tepo.objectives.method import Method, Paper, setting
+from tepo.objectives.method import GroupMethod, Paper, setting
 from tepo.objectives.objective import Objective
 from tepo.objectives.ratios import TokenRatio
 from tepo.objectives.reducers import SequenceMean
@@ -22,7 +21,7 @@ from tepo.objectives.surrogates import PPOClip
 
 
 @dataclass(frozen=True, kw_only=True)
-class GRPO(Method):
+class GRPO(GroupMethod):
     """Group-normalised advantage, token ratio, sequence mean, KL to the reference in the loss."""
 
     name = "grpo"
@@ -42,23 +41,17 @@ class GRPO(Method):
     )
     kl_estimator: Estimator = setting("k3", "estimator of the KL", "eq. 4")
     kl_adapt_to: float | None = setting(None, "tune kl_coef so that the KL stays near this", "ours: fixed")
-    advantage_eps: float = setting(1e-6, "added to the standard deviation", "verl: 1e-6 (TRL: 1e-4)")
     empty_rows: Literal["skip", "count"] = setting(
         "skip", "whether a response without tokens counts in the mean", "verl: skip (TRL: count)"
     )
 
     def compose(self) -> Objective:
         """Return the composition."""
-        return Objective(
-            name=self.name,
-            advantage=GroupNormalized(eps=self.advantage_eps),
+        return self.composition(
+            advantage=self.normalized(),
             ratio=TokenRatio(),
             surrogate=PPOClip(self.clip_low, self.clip_high, self.clip_dual),
-            selectors=self.selectors(),
-            weight=self.weight(),
-            regularizers=self.regularizers(),
             reducer=SequenceMean(self.empty_rows),
-            log_ratio_clamp=self.log_ratio_clamp,
         )
 
     def regularizers(self) -> tuple[Regularizer, ...]:

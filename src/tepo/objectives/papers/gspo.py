@@ -14,8 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tepo.objectives.advantages import GroupNormalized
-from tepo.objectives.method import Method, Paper, setting
+from tepo.objectives.method import GroupMethod, Paper, setting
 from tepo.objectives.objective import Objective
 from tepo.objectives.ratios import Ratio, SequenceRatio, SequenceTokenRatio
 from tepo.objectives.reducers import SequenceMean
@@ -23,7 +22,7 @@ from tepo.objectives.surrogates import PPOClip
 
 
 @dataclass(frozen=True, kw_only=True)
-class GSPO(Method):
+class GSPO(GroupMethod):
     """Group-normalised advantage, sequence ratio with a fine clip, sequence mean."""
 
     name = "gspo"
@@ -34,7 +33,6 @@ class GSPO(Method):
     clip_low: float = setting(3e-4, "lower clip of the sequence ratio", "section 5.1")
     clip_high: float = setting(4e-4, "upper clip of the sequence ratio", "section 5.1")
     clip_dual: float | None = setting(None, "dual clip for A < 0", "paper: none")
-    advantage_eps: float = setting(1e-6, "added to the standard deviation", "verl: 1e-6 (TRL: 1e-4)")
     empty_rows: Literal["skip", "count"] = setting(
         "skip", "whether a response without tokens counts in the mean", "verl: skip (TRL: count)"
     )
@@ -45,16 +43,11 @@ class GSPO(Method):
 
     def compose(self) -> Objective:
         """Return the composition."""
-        return Objective(
-            name=self.name,
-            advantage=GroupNormalized(eps=self.advantage_eps),
+        return self.composition(
+            advantage=self.normalized(),
             ratio=self.level(),
             surrogate=PPOClip(self.clip_low, self.clip_high, self.clip_dual),
-            selectors=self.selectors(),
-            weight=self.weight(),
-            regularizers=self.regularizers(),
             reducer=SequenceMean(self.empty_rows),
-            log_ratio_clamp=self.log_ratio_clamp,
         )
 
 

@@ -43,16 +43,11 @@ class Reinforce(Method):
             "sequence-mean": SequenceMean(),
             "sequence-sum": SequenceSum(),
         }
-        return Objective(
-            name=self.name,
+        return self.composition(
             advantage=GroupNormalized(scale="none"),
             ratio=NoRatio(),
             surrogate=PolicyGradient(),
-            selectors=self.selectors(),
-            weight=self.weight(),
-            regularizers=self.regularizers(),
             reducer=reducers[self.reducer],
-            log_ratio_clamp=self.log_ratio_clamp,
         )
 
 
@@ -76,15 +71,10 @@ class RLOO(Method):
     def compose(self) -> Objective:
         """Return the composition."""
         clipped = self.ratio == "sequence-sum"
-        return Objective(
-            name=self.name,
+        return self.composition(
             shaping=(SequenceKLPenalty(self.kl_coef),) if self.kl_coef else (),
             advantage=LeaveOneOut(),
             ratio=SequenceSumRatio() if clipped else NoRatio(),
             surrogate=PPOClip(self.clip_low, self.clip_high) if clipped else PolicyGradient(),
-            selectors=self.selectors(),
-            weight=self.weight(),
-            regularizers=self.regularizers(),
             reducer=SequenceMean(self.empty_rows) if clipped else SequenceSum(empty_rows=self.empty_rows),
-            log_ratio_clamp=self.log_ratio_clamp,
         )

@@ -48,15 +48,10 @@ class TEPOMarkov(Method):
 
     def compose(self) -> Objective:
         """Return the composition."""
-        return Objective(
-            name=self.name,
+        return self.composition(
             ratio=SequenceRatio() if self.ratio == "sequence" else SequenceTokenRatio(),
             surrogate=PPOClip(self.clip_low, self.clip_high, self.clip_dual),
-            selectors=self.selectors(),
-            weight=self.weight(),
-            regularizers=self.regularizers(),
             reducer=TokenMean(),
-            log_ratio_clamp=self.log_ratio_clamp,
         )
 
 
