@@ -62,6 +62,16 @@ def test_a_gathered_cache_shares_nothing_with_its_sources() -> None:
     assert seen(source) == [[0.0, 1.0], [100.0, 101.0]]
 
 
+def test_under_autocast_the_cache_holds_its_precision() -> None:
+    cache = empty_cache()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        keys, values = cache.update(columns(2, 0, 3), columns(2, 0, 3), 0)
+        assert keys.dtype == values.dtype == torch.bfloat16
+        keys, _ = cache.update(columns(2, 3, 1), columns(2, 3, 1), 0)
+    assert keys.dtype == torch.bfloat16
+    assert keys.shape == (2, 1, 4, 1)
+
+
 def test_a_model_with_recurrent_state_is_refused() -> None:
     from transformers import LlamaConfig, Qwen3NextConfig
 

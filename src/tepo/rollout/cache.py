@@ -34,7 +34,13 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]
             self._view(keys, values, used)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append the new columns [B, heads, n, size] and return all columns in use."""
+        """Append the new columns [B, heads, n, size] and return all columns in use.
+
+        Under autocast, rotary embeddings leave float32 keys, which attention would cast anew at every step.
+        """
+        if torch.is_autocast_enabled(key_states.device.type):
+            precision = torch.get_autocast_dtype(key_states.device.type)
+            key_states, value_states = key_states.to(precision), value_states.to(precision)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             self._view(key_states, value_states, key_states.shape[2])

@@ -151,6 +151,8 @@ def _append_tokens(rows: Rows, batch: Sequence[Growing], run: _Run) -> list[int]
         if growing.stop_reason is None:
             _append(growing, *values)
             growing.stop_reason = run.stop_reason(growing)
+            if growing.stop_reason is not None:
+                growing.uniforms = ()  # a call may sample many long responses
     return tokens
 
 
