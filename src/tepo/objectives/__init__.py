@@ -20,13 +20,16 @@ from tepo.objectives.regularizers import (
     FallingEntropy,
     State,
 )
+from tepo.objectives.returns import GAE, TokenReturns
 from tepo.objectives.selectors import InformativeGroups, NotTruncated
 from tepo.objectives.shaping import SequenceKLPenalty
 from tepo.objectives.sums import Parts, Sums
 from tepo.objectives.surrogates import PolicyGradient, PPOClip, Unclipped
+from tepo.objectives.transforms import Whitened
 from tepo.objectives.weights import Masked, NoWeight, SequenceMasked, Truncated
 
 __all__ = [
+    "GAE",
     "KL",
     "AdaptiveCoefficient",
     "EntropyBonus",
@@ -60,8 +63,10 @@ __all__ = [
     "TokenBatch",
     "TokenMean",
     "TokenRatio",
+    "TokenReturns",
     "Truncated",
     "Unclipped",
+    "Whitened",
     "credit",
     "entry",
     "method",

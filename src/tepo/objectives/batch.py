@@ -27,6 +27,7 @@ TOKEN_FIELDS = (
     "sum_p2",
     "sum_p2_logp",
     "kl_full",
+    "returns",
 )
 # Token fields that are no numbers to compute with.
 LABEL_FIELDS = ("mask", "token_ids")
@@ -45,6 +46,9 @@ HOW_TO_GET = {
     "sum_p2": "sum of squared probabilities: ask the scorer for the statistic 'sum_p2'",
     "sum_p2_logp": "sum of p^2 log p: ask the scorer for the statistic 'sum_p2_logp'",
     "kl_full": "exact KL to the reference over the vocabulary: ask the scorer for 'kl_full' with a reference",
+    "values": "a critic's current values of the state before each token, with gradient",
+    "old_values": "the critic's values of the state before each token, from before the updates",
+    "returns": "set by prepare, which needs old_values: call it first",
     "rewards": "one reward a response, shape [B] (or [B, K] components), or pass advantage= instead",
     "group": "the prompt each response belongs to, any integers, shape [B]",
     "truncated": "true where the response hit the length limit, shape [B]",
@@ -58,10 +62,11 @@ class TokenBatch:
     `[B, T]`: `logp` (current policy, may carry a gradient), `mask` (bool, true on response tokens, EOS
     included; may have holes), `old_logp` (omitted = first update: the ratio is taken against the detached
     `logp`), `ref_logp`, `rollout_logp` (the sampler's own), `entropy`, `old_entropy` (nats), `token_ids`,
-    `token_rewards`, `values`, `old_values`, `other_logp`, and scorer statistics `sum_p2`, `sum_p2_logp`,
-    `kl_full`. `[B]`: `rewards` (or `[B, K]` components; NaN = this reward cannot score the response), `group`
-    (any integers), `row_id`, `truncated`, `correct`, `advantage` (also `[B, T]`), `informative` (bool, set by
-    `prepare`: the rewards of the row's group differ; a mini-batch may hold a part of a group only).
+    `token_rewards`, `values` and `old_values` (a critic's, of the state before the token), `other_logp`, scorer
+    statistics `sum_p2`, `sum_p2_logp`, `kl_full`, and `returns` (a critic's targets, set by `prepare`).
+    `[B]`: `rewards` (or `[B, K]` components; NaN = this reward cannot score the response), `group` (any
+    integers), `row_id`, `truncated`, `correct`, `advantage` (also `[B, T]`), `informative` (bool, set by `prepare`:
+    the rewards of the row's group differ; a mini-batch may hold a part of a group only).
 
     Padding may be left, right or both and hold anything: values outside the mask never reach a result.
     Raises `InputError` for a shape or dtype that does not fit.
@@ -82,6 +87,7 @@ class TokenBatch:
     sum_p2: Tensor | None = None
     sum_p2_logp: Tensor | None = None
     kl_full: Tensor | None = None
+    returns: Tensor | None = None
     rewards: Tensor | None = None
     group: Tensor | None = None
     row_id: Tensor | None = None

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
+import torch
 from torch import Tensor
 
+from tepo.core.errors import InputError
+from tepo.objectives.advantages import EQUAL_REWARDS, combine
 from tepo.objectives.batch import TokenBatch
 
 
@@ -34,3 +38,36 @@ class Transform(Protocol):
     def __call__(self, advantage: Tensor, batch: TokenBatch) -> Tensor:
         """Return advantages `[B, T]`."""
         ...
+
+
+@dataclass(frozen=True)
+class Whitened:
+    """A <- (A - mean) / sqrt(var + eps) over every response token of the rollout batch.
+
+    The variance is the sample's (verl's masked_whiten). Long responses weigh more, since tokens are counted.
+    Advantages that are equal up to rounding become exactly 0, as does a single token (verl raises there). Tokens of
+    responses that no reward can score stay at 0 and out of the statistics.
+    """
+
+    eps: float = 1e-8
+    needs: ClassVar[frozenset[str]] = frozenset()
+    scores: ClassVar[frozenset[str]] = frozenset()
+    current: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not self.eps >= 0:
+            raise InputError(f"eps={self.eps} added to the variance: expected a number >= 0")
+
+    def __call__(self, advantage: Tensor, batch: TokenBatch) -> Tensor:
+        """Return whitened advantages `[B, T]`."""
+        counted = batch.mask
+        if batch.rewards is not None:
+            counted = counted & ~torch.isnan(combine(batch.rewards))[:, None]
+        chosen = advantage[counted]
+        zeros = torch.zeros_like(advantage)
+        if chosen.numel() < 2 or bool(chosen.max() - chosen.min() <= EQUAL_REWARDS * chosen.abs().max()):
+            return zeros
+        # The variance of values far from 0 loses digits unless it is taken around their mean.
+        centred = torch.where(counted, advantage - chosen.mean(), zeros)
+        variance = (centred**2).sum() / (chosen.numel() - 1)
+        return centred / (variance + self.eps).sqrt()
