@@ -205,6 +205,14 @@ def test_a_function_of_an_importable_module(problem: Make, tmp_path: Path, monke
     assert grades([problem()], ["ab"], kind="my_rewards.length:short")[0].score == 0.5
 
 
+def test_a_module_in_the_current_folder_is_found(
+    problem: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "beside_the_run.py").write_text("def half(problems, responses): return [0.5 for _ in responses]\n")
+    monkeypatch.chdir(tmp_path)
+    assert grades([problem()], ["a"], kind="beside_the_run:half")[0].score == 0.5
+
+
 def test_several_rewards_of_which_one_is_a_function(problem: Make, function: Callable[..., str]) -> None:
     kind = function("return [{'a': 0.5, 'b': 0.25} for _ in responses]")
     parts = [{"kind": "numeric"}, {"kind": kind, "name": "own", "weight": 2.0}]

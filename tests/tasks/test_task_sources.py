@@ -181,6 +181,9 @@ def test_separators_that_json_allows_inside_a_string_do_not_end_a_line(tmp_path:
         json.dumps({"question": "a\u2028b\x85c", "answer": "1"}, ensure_ascii=False) + "\n", encoding="utf-8"
     )
     assert load_problems(str(path))[0].question == "a\u2028b\x85c"
+    table = tmp_path / "odd.csv"
+    table.write_text('question,answer\r\na\u2028b,1\r\n"c\nd",2\r\n', encoding="utf-8", newline="")
+    assert [problem.question for problem in load_problems(str(table))] == ["a\u2028b", "c\nd"]
 
 
 def test_configured_columns_and_formats(tmp_path: Path) -> None:

@@ -44,11 +44,13 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read JSON lines, dropping a last line that a crash cut short."""
     records: list[dict[str, Any]] = []
-    lines = path.read_text(encoding="utf-8").splitlines()
+    # Bytes, since a cut may go through a character; and only \n ends a line: text's splitlines() would also cut at
+    # separators that JSON leaves inside a string.
+    lines = path.read_bytes().removesuffix(b"\n").split(b"\n")
     for number, line in enumerate(lines):
         try:
             records.append(json.loads(line))
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, UnicodeDecodeError):
             if number == len(lines) - 1:
                 break
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import difflib
+import io
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -101,7 +102,7 @@ def _read_json(path: Path) -> list[Row]:
 
 def _read_csv(path: Path) -> list[Row]:
     csv.field_size_limit(2**31 - 1)
-    reader = csv.DictReader(_text(path).splitlines(keepends=True), restkey="", strict=True)
+    reader = csv.DictReader(io.StringIO(_text(path), newline=""), restkey="", strict=True)
     rows: list[Row] = []
     try:
         for row in reader:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +46,7 @@ def function_of(kind: str) -> Callable[..., Any]:
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
     else:
+        sys.path.append(os.getcwd())  # a module beside the run is found, as with `python -m`, but shadows nothing
         module = importlib.import_module(place)
     if not hasattr(module, name):
         callables = [known for known, value in vars(module).items() if callable(value) and known[0] != "_"]
