@@ -39,9 +39,11 @@ def show(result: RunResult) -> None:
     body = Text(plain("\n".join([*accuracy_lines(result), "", f"run    {result.folder}", *_places(result)]).strip()))
     out.print(Panel(body, title=Text(f"{title}: {result.steps} steps"), title_align="left", box=ROUNDED, expand=False))
     tepo = command_name()
+    commands = [(plain(f"{tepo} {command}"), purpose) for command, purpose in next_commands(result)]
+    width = max(len(command) for command, _ in commands)
     out.print("Try next:")
-    for command, purpose in next_commands(result):
-        out.print(f"  {plain(f'{tepo} {command}'):<58} # {purpose}", soft_wrap=True)
+    for command, purpose in commands:
+        out.print(f"  {command:<{width}}  # {purpose}", soft_wrap=True)
 
 
 def accuracy_lines(result: RunResult) -> list[str]:
