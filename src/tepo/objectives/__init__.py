@@ -7,10 +7,20 @@ import sys
 import types
 
 from tepo.objectives.advantages import GroupNormalized, LeaveOneOut
+from tepo.objectives.baselines import BestOfGroup, LengthWeightedBaseline, SignalRescaled
 from tepo.objectives.batch import TokenBatch
 from tepo.objectives.catalogue import Entry, entry, method, objective, objectives
+from tepo.objectives.detached_surrogates import CappedWeight, DivergenceMask, GammaWeight
 from tepo.objectives.objective import Needs, Objective, Output, Prepared, Statistics, credit
-from tepo.objectives.ratios import NoRatio, SequenceRatio, SequenceSumRatio, SequenceTokenRatio, TokenRatio
+from tepo.objectives.ratios import (
+    HolderRatio,
+    NoRatio,
+    PrefixRatio,
+    SequenceRatio,
+    SequenceSumRatio,
+    SequenceTokenRatio,
+    TokenRatio,
+)
 from tepo.objectives.reducers import SequenceMean, SequenceSum, TokenMean
 from tepo.objectives.regularizers import (
     KL,
@@ -22,34 +32,57 @@ from tepo.objectives.regularizers import (
 )
 from tepo.objectives.returns import GAE, TokenReturns
 from tepo.objectives.selectors import InformativeGroups, NotTruncated
-from tepo.objectives.shaping import SequenceKLPenalty
+from tepo.objectives.several_rewards import PerReward
+from tepo.objectives.shaping import ClippedReward, MissingEOS, SequenceKLPenalty, TokenKLPenalty, Verified
 from tepo.objectives.sums import Parts, Sums
-from tepo.objectives.surrogates import PolicyGradient, PPOClip, Unclipped
+from tepo.objectives.surrogates import (
+    OnPolicyRows,
+    PolicyGradient,
+    PPOClip,
+    QuadraticDrift,
+    Rejection,
+    SoftGate,
+    Unclipped,
+)
 from tepo.objectives.transforms import Whitened
+from tepo.objectives.value import ValueLoss
 from tepo.objectives.weights import Masked, NoWeight, SequenceMasked, Truncated
 
 __all__ = [
     "GAE",
     "KL",
     "AdaptiveCoefficient",
+    "BestOfGroup",
+    "CappedWeight",
+    "ClippedReward",
+    "DivergenceMask",
     "EntropyBonus",
     "Entry",
     "EveryToken",
     "FallingEntropy",
+    "GammaWeight",
     "GroupNormalized",
+    "HolderRatio",
     "InformativeGroups",
     "LeaveOneOut",
+    "LengthWeightedBaseline",
     "Masked",
+    "MissingEOS",
     "Needs",
     "NoRatio",
     "NoWeight",
     "NotTruncated",
     "Objective",
+    "OnPolicyRows",
     "Output",
     "PPOClip",
     "Parts",
+    "PerReward",
     "PolicyGradient",
+    "PrefixRatio",
     "Prepared",
+    "QuadraticDrift",
+    "Rejection",
     "SequenceKLPenalty",
     "SequenceMasked",
     "SequenceMean",
@@ -57,15 +90,20 @@ __all__ = [
     "SequenceSum",
     "SequenceSumRatio",
     "SequenceTokenRatio",
+    "SignalRescaled",
+    "SoftGate",
     "State",
     "Statistics",
     "Sums",
     "TokenBatch",
+    "TokenKLPenalty",
     "TokenMean",
     "TokenRatio",
     "TokenReturns",
     "Truncated",
     "Unclipped",
+    "ValueLoss",
+    "Verified",
     "Whitened",
     "credit",
     "entry",

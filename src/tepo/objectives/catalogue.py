@@ -10,15 +10,61 @@ from typing import Any, Literal
 from tepo.core.errors import InputError, nearest
 from tepo.objectives.method import Method, Paper, Status
 from tepo.objectives.objective import Needs, Objective
+from tepo.objectives.papers.cispo import CISPO
 from tepo.objectives.papers.dapo import DAPO
+from tepo.objectives.papers.dppo import DPPO
 from tepo.objectives.papers.dr_grpo import DrGRPO
+from tepo.objectives.papers.dro import DRO
+from tepo.objectives.papers.gdpo import GDPO
+from tepo.objectives.papers.gmpo import GMPO
+from tepo.objectives.papers.gpg import GPG
 from tepo.objectives.papers.grpo import GRPO
+from tepo.objectives.papers.grpo_passk import GRPOPassK
 from tepo.objectives.papers.gspo import GSPO, GSPOToken
+from tepo.objectives.papers.instructgpt import InstructGPT
+from tepo.objectives.papers.luspo import LUSPO
+from tepo.objectives.papers.opo import OPO
+from tepo.objectives.papers.pnpo import PNPO
+from tepo.objectives.papers.ppo import PPO
+from tepo.objectives.papers.ppo_clip import PPOClipped
 from tepo.objectives.papers.reinforce import RLOO, Reinforce
+from tepo.objectives.papers.reinforce_pp import ReinforcePP, ReinforcePPBaseline
+from tepo.objectives.papers.sapo import SAPO
 from tepo.objectives.papers.tepo import TEPO, TEPOMarkov
+from tepo.objectives.papers.tulu3 import Tulu3RLVR
+from tepo.objectives.papers.vespo import VESPO
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (TEPO, TEPOMarkov, GRPO, DAPO, DrGRPO, GSPO, GSPOToken, Reinforce, RLOO)
+    method.name: method
+    for method in (
+        TEPO,
+        TEPOMarkov,
+        GRPO,
+        DAPO,
+        DrGRPO,
+        GSPO,
+        GSPOToken,
+        Reinforce,
+        RLOO,
+        PPOClipped,
+        ReinforcePP,
+        ReinforcePPBaseline,
+        GPG,
+        OPO,
+        GRPOPassK,
+        GDPO,
+        CISPO,
+        SAPO,
+        GMPO,
+        LUSPO,
+        VESPO,
+        PNPO,
+        DPPO,
+        DRO,
+        PPO,
+        InstructGPT,
+        Tulu3RLVR,
+    )
 }
 
 

@@ -17,10 +17,11 @@ from tepo.objectives.ratios import Ratio, TokenRatio
 from tepo.objectives.reducers import Reducer, TokenMean
 from tepo.objectives.regularizers import Regularizer, State
 from tepo.objectives.selectors import Selector
-from tepo.objectives.shaping import Shaping
+from tepo.objectives.shaping import Shaping, Tuned, TunedShaping
 from tepo.objectives.sums import Parts, Sums, extremes
 from tepo.objectives.surrogates import PPOClip, Surrogate
 from tepo.objectives.transforms import Transform
+from tepo.objectives.value import foresight, value_metrics
 from tepo.objectives.weights import ImportanceWeight, NoWeight
 
 
@@ -30,7 +31,8 @@ class Needs:
 
     `batch`: fields of the token batch beside logp and mask · `scores`: statistics of the scorer · `reference`:
     a reference policy · `old_logp`: the old log-probs even before the first update · `old_entropy`: entropies of
-    the sampling policy · `fine_clip`: clips finer than 1e-2, so old values must come from the scorer's own path ·
+    the sampling policy · `critic`: a value model, its values before (`old_values`) and during (`values`) the
+    updates · `fine_clip`: clips finer than 1e-2, so old values must come from the scorer's own path ·
     `mini_statistics`: current values of the whole mini-batch before its backward pass.
     """
 
@@ -39,6 +41,7 @@ class Needs:
     reference: bool
     old_logp: bool
     old_entropy: bool
+    critic: bool
     fine_clip: bool
     mini_statistics: bool
 
@@ -153,6 +156,7 @@ class Objective:
             reference=bool(batch & {"ref_logp", "kl_full"}),
             old_logp="old_logp" in batch,
             old_entropy="old_entropy" in batch,
+            critic=bool(batch & {"values", "old_values"}),
             fine_clip=self.surrogate.fine,
             mini_statistics=any(current),
         )
@@ -160,16 +164,21 @@ class Objective:
     def init_state(self) -> State:
         """Return what the method learns or tunes on the way, at the start of a run."""
         state: dict[str, Tensor] = {}
-        for part in self.regularizers:
+        for part in self._tuned:
             state |= part.init_state()
         return state
 
     def update(self, state: State, metrics: Mapping[str, float]) -> State:
         """Return the state after one optimizer step with these metrics."""
         updated = dict(state)
-        for part in self.regularizers:
+        for part in self._tuned:
             updated |= part.update(state, metrics)
         return updated
+
+    @property
+    def _tuned(self) -> tuple[Tuned, ...]:
+        """The parts that may keep a state."""
+        return (*(part for part in self.shaping if isinstance(part, TunedShaping)), *self.regularizers)
 
     def prepare(self, batch: TokenBatch, state: State | None = None) -> Prepared:
         """Shape the rewards and estimate the advantages, once per rollout batch.
@@ -185,10 +194,14 @@ class Objective:
             view, batch = view.replace(informative=informative), batch.replace(informative=informative)
         if view.advantage is None:
             shaped = view
+            state = self.init_state() if state is None else state
             for shape in self.shaping:
-                shaped = shape(shaped)
+                shaped = (shape.tuned(state) if isinstance(shape, TunedShaping) else shape)(shaped)
             view = clean(view.replace(advantage=self.advantage(shaped).to(view.logp.dtype)))
         value = require(view, "advantage", "prepare").detach()
+        if self.needs.critic:
+            returns = value + require(view, "old_values", "the critic's target").detach()
+            batch, metrics = batch.replace(returns=returns), metrics + foresight(returns, value, view.mask)
         for transform in self.transforms:
             if not transform.current:
                 value = transform(value, view).detach()
@@ -253,7 +266,7 @@ class Objective:
         loss = torch.stack(list(terms.values())).sum()
         totals = {f"loss/{name}": term.detach() for name, term in terms.items()} | {"loss": loss.detach()}
         sums = policy_metrics(batch, ratio, surrogate, carried, self.regularizers, self.log_ratio_clamp)
-        return Parts(loss, Sums(totals=totals) + sums)
+        return Parts(loss, Sums(totals=totals) + sums + value_metrics(batch))
 
     def __call__(self, batch: TokenBatch, state: State | None = None) -> Output:
         """Return the loss of a whole mini-batch, with gradient, and its metrics."""

@@ -21,7 +21,10 @@ CURRENT = {
     "values": None,
 }
 # Fields of other policies, and what rewards say: constants of the update.
-CONSTANT = ("old_logp", "ref_logp", "rollout_logp", "old_entropy", "rewards", "advantage", "token_rewards")
+CONSTANT = (
+    *("old_logp", "ref_logp", "rollout_logp", "other_logp", "old_entropy", "old_values"),
+    *("rewards", "token_rewards", "advantage"),
+)
 
 
 @dataclass(frozen=True, eq=False)
