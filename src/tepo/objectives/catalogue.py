@@ -140,6 +140,8 @@ def words(hint: Any) -> str:
     if typing.get_origin(hint) is Literal:
         return " | ".join(str(choice) for choice in typing.get_args(hint))
     parts = typing.get_args(hint)
+    if typing.get_origin(hint) is tuple:
+        return f"list of {words(parts[0])}"
     if parts:
         return " or ".join(words(part) for part in parts)
     return "none" if hint is type(None) else str(getattr(hint, "__name__", hint))

@@ -126,7 +126,7 @@ class GroupMethod(Method):
 
 
 def check_setting(owner: str, name: str, value: Any, hint: Any) -> None:
-    """Raise `InputError` unless `value` fits the annotation (numbers, bools, literals and unions of them)."""
+    """Raise `InputError` unless `value` fits the annotation (numbers, bools, literals, tuples and unions of them)."""
     if fits(value, hint):
         return
     if typing.get_origin(hint) is Literal:
@@ -144,6 +144,8 @@ def fits(value: Any, hint: Any) -> bool:
         return value in typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, part) for part in typing.get_args(hint))
+    if origin is tuple:  # tuple[float, ...]; TOML gives a list
+        return isinstance(value, tuple | list) and all(fits(item, typing.get_args(hint)[0]) for item in value)
     if hint is type(None):
         return value is None
     if hint is float:

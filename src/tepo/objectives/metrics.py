@@ -33,6 +33,7 @@ def policy_metrics(
     means: dict[str, Pair] = {"ratio/mean": over(ratio.value, mask)}
     for name in ("clip_low", "clip_high", "clip_dual"):
         clipped: Tensor | None = getattr(surrogate, name)
+        clipped = getattr(ratio, name, None) if clipped is None else clipped
         if clipped is not None:
             means[name.replace("_", "/")] = over(clipped.to(batch.logp.dtype), carried["policy"])
     if surrogate.off_policy is not None:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from tepo.core.errors import InputError
 from tepo.objectives.batch import TokenBatch, require
 
 
 @dataclass(frozen=True, eq=False)
 class RatioValue:
-    """A ratio for every token, `[B, T]`, and its logarithm; both 1 and 0 outside the mask."""
+    """A ratio for every token, `[B, T]`, and its logarithm; both 1 and 0 outside the mask.
+
+    `clip_low`, `clip_high`: bool `[B, T]` where a ratio that clips its tokens itself cut one.
+    """
 
     log: Tensor
     value: Tensor
+    clip_low: Tensor | None = None
+    clip_high: Tensor | None = None
 
 
 class Ratio(Protocol):
@@ -41,6 +48,12 @@ def spread(log: Tensor, batch: TokenBatch) -> RatioValue:
     """Give every token of the mask its row's log-ratio."""
     tokens = torch.where(batch.mask, log.expand_as(batch.logp), torch.zeros_like(batch.logp))
     return RatioValue(tokens, tokens.exp())
+
+
+def own_gradient(log: Tensor, batch: TokenBatch, clamp: float) -> RatioValue:
+    """Give every token a ratio of this (detached) logarithm whose gradient is its own: sg[ratio] pi / sg[pi]."""
+    own = torch.where(log.abs() <= clamp, batch.logp - batch.logp.detach(), torch.zeros_like(batch.logp))
+    return spread(log.clamp(-clamp, clamp) + own, batch)
 
 
 @dataclass(frozen=True)
@@ -77,9 +90,7 @@ class SequenceTokenRatio:
 
     def __call__(self, batch: TokenBatch, clamp: float) -> RatioValue:
         """Return the row's geometric-mean ratio; d log / d logp is 1 on the own token, 0 beyond the clamp."""
-        mean = mean_log_ratio(batch).detach()
-        own = torch.where(mean.abs() <= clamp, batch.logp - batch.logp.detach(), torch.zeros_like(batch.logp))
-        return spread(mean.clamp(-clamp, clamp) + own, batch)
+        return own_gradient(mean_log_ratio(batch).detach(), batch, clamp)
 
 
 @dataclass(frozen=True)
@@ -89,3 +100,82 @@ class SequenceSumRatio:
     def __call__(self, batch: TokenBatch, clamp: float) -> RatioValue:
         """Return each row's product of token ratios at all its tokens."""
         return spread(log_ratio(batch).sum(dim=1, keepdim=True).clamp(-clamp, clamp), batch)
+
+
+@dataclass(frozen=True)
+class PrefixRatio:
+    """w_{i,t} = exp((1/t) sum_{k<=t} D_{i,k}): the geometric mean over the prefix, PNPO (arXiv 2608.01418).
+
+    t counts response tokens, holes are skipped. `gradient` "prefix" differentiates w, so that a token hears from
+    every later position (1/t from each); "token" keeps w's value and each token's own gradient, sg[w] pi / sg[pi].
+    """
+
+    gradient: Literal["prefix", "token"] = "prefix"
+
+    def __call__(self, batch: TokenBatch, clamp: float) -> RatioValue:
+        """Return each token's prefix ratio; d log / d logp is 0 beyond the clamp."""
+        count = batch.mask.cumsum(dim=1).clamp_min(1)
+        mean = log_ratio(batch).cumsum(dim=1) / count
+        if self.gradient == "prefix":
+            return spread(mean.clamp(-clamp, clamp), batch)
+        return own_gradient(mean.detach(), batch, clamp)
+
+
+@dataclass(frozen=True)
+class HolderRatio:
+    """((1/L_i) sum_t r_{i,t}^p)^(1/p): the power mean of the token ratios, HolderPO (arXiv 2605.12058).
+
+    p = 1 is the arithmetic mean, p -> 0 the geometric one, p -> inf the largest, p -> -inf the smallest. Computed in
+    logarithms around the mean, so that neither a small p nor a huge ratio loses digits or overflows.
+
+    `clip_low`, `clip_high` (nats) bound each token's D from the side that its advantage gains on, before the mean:
+    A > 0: min(D, clip_high), A < 0: max(D, -clip_low); with p = 0 that is GMPO's (arXiv 2507.20673). None: no bound.
+    """
+
+    p: float = 0.0
+    clip_low: float | None = None
+    clip_high: float | None = None
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.p):
+            raise InputError(f"p={self.p} of a power mean: expected a finite number; 0 is the geometric mean")
+        if any(bound is not None and not bound >= 0 for bound in (self.clip_low, self.clip_high)):
+            raise InputError(f"clip_low={self.clip_low}, clip_high={self.clip_high}: expected numbers >= 0, or None")
+
+    def __call__(self, batch: TokenBatch, clamp: float) -> RatioValue:
+        """Return each row's power mean at all its tokens."""
+        log = log_ratio(batch)
+        below = above = None
+        advantage = batch.advantage
+        if self.clip_low is not None or self.clip_high is not None:
+            advantage = require(batch, "advantage", "a ratio that clips by the advantage's sign")
+        if self.clip_low is not None and advantage is not None:
+            below = (advantage < 0) & (log < -self.clip_low)
+            log = torch.where(below, torch.full_like(log, -self.clip_low), log)
+        if self.clip_high is not None and advantage is not None:
+            above = (advantage > 0) & (log > self.clip_high)
+            log = torch.where(above, torch.full_like(log, self.clip_high), log)
+        row = spread(power_mean(log, batch.mask, self.p).clamp(-clamp, clamp), batch)
+        return RatioValue(row.log, row.value, below, above)
+
+
+def power_mean(log: Tensor, mask: Tensor, p: float) -> Tensor:
+    """log of ((1/L) sum exp(p log))^(1/p) over each row's mask, `[B, 1]`; 0 for an empty row.
+
+    With m the row's mean, it is m + (1/p) log mean exp(p (log - m)), whatever m is: neither m nor the largest
+    exponent needs a gradient. Where all exponents are small, 1 is left out of both logarithm and exponential.
+    """
+    length = mask.sum(dim=1, keepdim=True).clamp_min(1)
+    if p == 0:
+        return log.sum(dim=1, keepdim=True) / length
+    mean = (log.sum(dim=1, keepdim=True) / length).detach()
+    exponent = torch.where(mask, p * (log - mean), torch.zeros_like(log))
+    largest = exponent.detach().abs().amax(dim=1, keepdim=True) if log.shape[1] else torch.zeros_like(mean)
+    near = largest < 1
+    small = torch.where(near, exponent, torch.zeros_like(exponent)).expm1().sum(dim=1, keepdim=True) / length
+    top = torch.where(mask, exponent.detach(), torch.full_like(exponent, float("-inf")))
+    top = top.amax(dim=1, keepdim=True) if log.shape[1] else torch.zeros_like(mean)
+    top = torch.where(near, torch.zeros_like(top), top)
+    power = torch.where(mask, (exponent - top).clamp_max(0.0).exp(), torch.zeros_like(exponent))
+    large = torch.where(near, torch.ones_like(top), power.sum(dim=1, keepdim=True) / length)
+    return mean + torch.where(near, small.log1p(), top + large.log()) / p

@@ -100,6 +100,26 @@ class SequenceSum:
         return Weights(tokens, _rows(counted.sum(dim=1), self.empty_rows, batch))
 
 
+ReducerName = Literal["token-mean", "sequence-mean", "sequence-sum"]
+
+
+def reducer_of(
+    name: ReducerName,
+    *,
+    scope: Literal["mini", "group"] = "mini",
+    constant: float = 1.0,
+    empty_rows: Literal["skip", "count"] = "skip",
+) -> Reducer:
+    """Return the reducer of this name, as settings spell it; each takes of the options what it has."""
+    match name:
+        case "token-mean":
+            return TokenMean(scope)
+        case "sequence-mean":
+            return SequenceMean(empty_rows)
+        case _:
+            return SequenceSum(constant, empty_rows)
+
+
 def _rows(length: Tensor, empty_rows: str, batch: TokenBatch) -> Tensor:
     rows = torch.ones_like(length) if empty_rows == "count" else (length > 0)
     return rows.to(batch.logp.dtype)

@@ -28,6 +28,11 @@ class SurrogateValue:
     off_policy: Tensor | None = None
 
 
+def by_sign(positive: Tensor, one: float, other: float, like: Tensor) -> Tensor:
+    """Return `one` where positive, else `other`, in the dtype of `like`."""
+    return torch.where(positive, torch.full_like(like, one), torch.full_like(like, other))
+
+
 class Surrogate(Protocol):
     """A pure function of ratio, advantage `[B, T]` and log-probs to token losses."""
 
@@ -113,6 +118,73 @@ class Unclipped:
     def __call__(self, ratio: RatioValue, advantage: Tensor, batch: TokenBatch) -> SurrogateValue:
         """Return token losses."""
         return SurrogateValue(-advantage * ratio.value)
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """-A r where low <= r <= high, else 0: outside the interval a token is not trusted, in either direction."""
+
+    low: float
+    high: float
+    needs: ClassVar[frozenset[str]] = frozenset()
+    scores: ClassVar[frozenset[str]] = frozenset()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low <= 1 <= self.high:
+            raise InputError(f"accepted ratios from {self.low} to {self.high}: expected 0 <= low <= 1 <= high")
+
+    @property
+    def fine(self) -> bool:
+        """Intervals finer than 1e-2 are within the noise between a sampler and a scorer."""
+        return min(1 - self.low, self.high - 1) < 1e-2
+
+    def __call__(self, ratio: RatioValue, advantage: Tensor, batch: TokenBatch) -> SurrogateValue:
+        """Return token losses."""
+        below, above = ratio.value < self.low, ratio.value > self.high
+        loss = torch.where(below | above, torch.zeros_like(ratio.value), -advantage * ratio.value)
+        return SurrogateValue(loss, below, above)
+
+
+@dataclass(frozen=True)
+class SoftGate:
+    """-A (4/tau) sigmoid(tau (r - 1)), SAPO (arXiv 2511.20347): a clip without an edge.
+
+    tau is `tau_positive` where A > 0, else `tau_negative`. At r = 1 the derivative by r is 1, so the gradient of the
+    first update is PPO's; the value there is 2/tau.
+    """
+
+    tau_positive: float = 1.0
+    tau_negative: float = 1.05
+    needs: ClassVar[frozenset[str]] = frozenset()
+    scores: ClassVar[frozenset[str]] = frozenset()
+    fine: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not min(self.tau_positive, self.tau_negative) > 0:
+            raise InputError(f"tau_positive={self.tau_positive}, tau_negative={self.tau_negative}: expected > 0")
+
+    def __call__(self, ratio: RatioValue, advantage: Tensor, batch: TokenBatch) -> SurrogateValue:
+        """Return token losses."""
+        tau = by_sign(advantage > 0, self.tau_positive, self.tau_negative, like=ratio.value)
+        return SurrogateValue(-advantage * torch.sigmoid(tau * (ratio.value - 1)) * 4 / tau)
+
+
+@dataclass(frozen=True)
+class QuadraticDrift:
+    """-(A log pi - (beta/2) D^2), DRO (arXiv 2405.19107): a squared penalty on the log-ratio in place of a clip."""
+
+    beta: float
+    needs: ClassVar[frozenset[str]] = frozenset()
+    scores: ClassVar[frozenset[str]] = frozenset()
+    fine: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not self.beta > 0:
+            raise InputError(f"beta={self.beta} of the squared log-ratio: expected a number > 0")
+
+    def __call__(self, ratio: RatioValue, advantage: Tensor, batch: TokenBatch) -> SurrogateValue:
+        """Return token losses."""
+        return SurrogateValue(self.beta / 2 * ratio.log**2 - advantage * batch.logp)
 
 
 @dataclass(frozen=True)

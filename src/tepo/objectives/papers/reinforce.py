@@ -18,7 +18,7 @@ from tepo.objectives.advantages import GroupNormalized, LeaveOneOut
 from tepo.objectives.method import Method, Paper, setting
 from tepo.objectives.objective import Objective
 from tepo.objectives.ratios import NoRatio, SequenceSumRatio
-from tepo.objectives.reducers import Reducer, SequenceMean, SequenceSum, TokenMean
+from tepo.objectives.reducers import ReducerName, SequenceMean, SequenceSum, reducer_of
 from tepo.objectives.shaping import SequenceKLPenalty
 from tepo.objectives.surrogates import PolicyGradient, PPOClip
 
@@ -32,22 +32,17 @@ class Reinforce(Method):
     formula = "J = 1/N Σᵢ Σₜ Aᵢ log πᵢₜ,  Aᵢ = Rᵢ - mean"
     status = "confirmed"
 
-    reducer: Literal["token-mean", "sequence-mean", "sequence-sum"] = setting(
+    reducer: ReducerName = setting(
         "token-mean", "who is averaged over whom; sequence-sum is the textbook gradient", "ours"
     )
 
     def compose(self) -> Objective:
         """Return the composition."""
-        reducers: dict[str, Reducer] = {
-            "token-mean": TokenMean(),
-            "sequence-mean": SequenceMean(),
-            "sequence-sum": SequenceSum(),
-        }
         return self.composition(
             advantage=GroupNormalized(scale="none"),
             ratio=NoRatio(),
             surrogate=PolicyGradient(),
-            reducer=reducers[self.reducer],
+            reducer=reducer_of(self.reducer),
         )
 
 
