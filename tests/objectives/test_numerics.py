@@ -71,8 +71,12 @@ def test_responses_of_8192_tokens_are_finite(name: str, drift: float) -> None:
         ref_logp=torch.full(shape, -1.1),
         entropy=torch.full(shape, 0.9),
         old_entropy=torch.full(shape, 1.0),
+        values=torch.full(shape, 0.1),
+        old_values=torch.full(shape, 0.2),
         mask=torch.ones(shape, dtype=torch.bool),
         rewards=torch.tensor([1.0, 0.0]),
+        correct=torch.tensor([True, False]),
+        truncated=torch.tensor([False, False]),
         group=torch.zeros(2, dtype=torch.long),
     )
     assert_finite(objective, batch)

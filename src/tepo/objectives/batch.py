@@ -51,6 +51,7 @@ HOW_TO_GET = {
     "returns": "set by prepare, which needs old_values: call it first",
     "rewards": "one reward a response, shape [B] (or [B, K] components), or pass advantage= instead",
     "group": "the prompt each response belongs to, any integers, shape [B]",
+    "correct": "true where the response got a full score, shape [B]",
     "truncated": "true where the response hit the length limit, shape [B]",
 }
 
