@@ -13,6 +13,7 @@ from tepo.objectives.catalogue import Entry, entry, method, objective, objective
 from tepo.objectives.detached_surrogates import CappedWeight, DivergenceMask, GammaWeight
 from tepo.objectives.objective import Needs, Objective, Output, Prepared, Statistics, credit
 from tepo.objectives.ratios import (
+    AnnealedHolderRatio,
     HolderRatio,
     NoRatio,
     PrefixRatio,
@@ -52,6 +53,7 @@ __all__ = [
     "GAE",
     "KL",
     "AdaptiveCoefficient",
+    "AnnealedHolderRatio",
     "BestOfGroup",
     "CappedWeight",
     "ClippedReward",

@@ -71,9 +71,34 @@ def group_statistics(rewards: Tensor, group: Tensor) -> GroupStatistics:
     return GroupStatistics(scored, filled, size, mean, informative)
 
 
+def with_signal(rewards: Tensor, group: Tensor, *, each: bool) -> Tensor:
+    """Return bool `[B]`: the rewards of the row's group differ; with `each`, those of any component do."""
+    columns = rewards if each and rewards.dim() == 2 else combine(rewards)[:, None]
+    verdicts = [group_statistics(column, group).informative for column in columns.unbind(dim=1)]
+    return torch.stack(verdicts).any(dim=0)
+
+
 def group_sum(values: Tensor, index: Tensor, n: int) -> Tensor:
     """Sum `values` `[B]` inside each group and give every row its group's sum."""
     return values.new_zeros(n).index_add(0, index, values)[index]
+
+
+def whiten(values: Tensor, counted: Tensor, *, variance_eps: float = 0.0, std_eps: float = 0.0) -> Tensor:
+    """(x - mean) / (sqrt(var + variance_eps) + std_eps) over the counted values, 0 elsewhere; the sample's variance.
+
+    Values that are equal up to rounding become exactly 0, as does a single one. A mean that is 0 up to rounding is
+    taken as 0, so that what was exactly 0 stays so.
+    """
+    chosen = values[counted]
+    zeros = torch.zeros_like(values)
+    if chosen.numel() < 2 or bool(chosen.max() - chosen.min() <= EQUAL_REWARDS * chosen.abs().max()):
+        return zeros
+    mean = chosen.mean()
+    mean = torch.where(mean.abs() <= EQUAL_REWARDS * chosen.abs().max(), torch.zeros_like(mean), mean)
+    # The variance of values far from 0 loses digits unless it is taken around their mean.
+    centred = torch.where(counted, values - mean, zeros)
+    variance = (centred**2).sum() / (chosen.numel() - 1)
+    return centred / ((variance + variance_eps).sqrt() + std_eps)
 
 
 @dataclass(frozen=True)

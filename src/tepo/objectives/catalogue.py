@@ -21,6 +21,7 @@ from tepo.objectives.papers.gpg import GPG
 from tepo.objectives.papers.grpo import GRPO
 from tepo.objectives.papers.grpo_passk import GRPOPassK
 from tepo.objectives.papers.gspo import GSPO, GSPOToken
+from tepo.objectives.papers.holder import Holder
 from tepo.objectives.papers.instructgpt import InstructGPT
 from tepo.objectives.papers.luspo import LUSPO
 from tepo.objectives.papers.opo import OPO
@@ -58,6 +59,7 @@ METHODS: dict[str, type[Method]] = {
         GMPO,
         LUSPO,
         VESPO,
+        Holder,
         PNPO,
         DPPO,
         DRO,

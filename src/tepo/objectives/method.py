@@ -146,10 +146,7 @@ def fits(value: Any, hint: Any) -> bool:
         return any(fits(value, part) for part in typing.get_args(hint))
     if origin is tuple:  # tuple[float, ...]; TOML gives a list
         return isinstance(value, tuple | list) and all(fits(item, typing.get_args(hint)[0]) for item in value)
-    if hint is type(None):
-        return value is None
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+    if hint in (float, int):
+        number = isinstance(value, int if hint is int else int | float)
+        return number and not isinstance(value, bool) and not math.isnan(value)
     return isinstance(value, hint)

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from tepo.core.errors import InputError
-from tepo.objectives.advantages import Advantage, GroupNormalized, combine, group_statistics
+from tepo.objectives.advantages import Advantage, GroupNormalized, with_signal
 from tepo.objectives.batch import TokenBatch, at_least_float32, check_finite, check_rewards, clean, group_index, require
 from tepo.objectives.metrics import policy_metrics
-from tepo.objectives.ratios import Ratio, TokenRatio
+from tepo.objectives.ratios import Ratio, TokenRatio, TunedRatio
 from tepo.objectives.reducers import Reducer, TokenMean
-from tepo.objectives.regularizers import Regularizer, State
+from tepo.objectives.regularizers import Regularizer, State, Tuned
 from tepo.objectives.selectors import Selector
-from tepo.objectives.shaping import Shaping, Tuned, TunedShaping
+from tepo.objectives.shaping import Shaping, TunedShaping
 from tepo.objectives.sums import Parts, Sums, extremes
 from tepo.objectives.surrogates import PPOClip, Surrogate
 from tepo.objectives.transforms import Transform
@@ -178,7 +178,8 @@ class Objective:
     @property
     def _tuned(self) -> tuple[Tuned, ...]:
         """The parts that may keep a state."""
-        return (*(part for part in self.shaping if isinstance(part, TunedShaping)), *self.regularizers)
+        ratio = (self.ratio,) if isinstance(self.ratio, TunedRatio) else ()
+        return (*(part for part in self.shaping if isinstance(part, TunedShaping)), *ratio, *self.regularizers)
 
     def prepare(self, batch: TokenBatch, state: State | None = None) -> Prepared:
         """Shape the rewards and estimate the advantages, once per rollout batch.
@@ -189,7 +190,8 @@ class Objective:
         metrics = Sums()
         check_rewards(view)
         if view.rewards is not None and view.group is not None:
-            informative = group_statistics(combine(view.rewards), view.group).informative
+            each = getattr(self.advantage, "per_reward", False)
+            informative = with_signal(view.rewards, view.group, each=each)
             metrics = group_metrics(informative, view.group)
             view, batch = view.replace(informative=informative), batch.replace(informative=informative)
         if view.advantage is None:
@@ -251,7 +253,8 @@ class Objective:
         """
         state = self.init_state() if state is None else state
         batch = clean(micro).replace(advantage=statistics.advantage)
-        ratio = self.ratio(batch, self.log_ratio_clamp)
+        level = self.ratio.tuned(state) if isinstance(self.ratio, TunedRatio) else self.ratio
+        ratio = level(batch, self.log_ratio_clamp)
         surrogate = self.surrogate(ratio, statistics.advantage, batch)
         tokens = surrogate.loss * self.weight(batch, self.log_ratio_clamp)
         terms = {"policy": share(tokens, statistics.weights["policy"], statistics.denominators["policy"])}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from tepo.core.errors import InputError
 from tepo.objectives.batch import TokenBatch, require
+from tepo.objectives.regularizers import State, Tuned
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +33,15 @@ class Ratio(Protocol):
 
     def __call__(self, batch: TokenBatch, clamp: float) -> RatioValue:
         """Return the ratio of every token."""
+        ...
+
+
+@runtime_checkable
+class TunedRatio(Tuned, Ratio, Protocol):
+    """A ratio that tunes something on the way."""
+
+    def tuned(self, state: State) -> Ratio:
+        """Return the ratio as the state has it."""
         ...
 
 
@@ -157,6 +168,42 @@ class HolderRatio:
             log = torch.where(above, torch.full_like(log, self.clip_high), log)
         row = spread(power_mean(log, batch.mask, self.p).clamp(-clamp, clamp), batch)
         return RatioValue(row.log, row.value, below, above)
+
+
+@dataclass(frozen=True)
+class AnnealedHolderRatio:
+    """A power-mean ratio whose p runs in a straight line from `start` to `end`, over `updates` optimizer steps.
+
+    The exponent in force is the state `holder_p`; by itself, without a state, this is `HolderRatio` at the start.
+    """
+
+    start: float
+    end: float
+    updates: int
+    clip_low: float | None = None
+    clip_high: float | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.updates > 0 and math.isfinite(self.end)):
+            raise InputError(f"p from {self.start} to {self.end} in {self.updates} updates: expected at least 1")
+        HolderRatio(self.start, self.clip_low, self.clip_high)
+
+    def __call__(self, batch: TokenBatch, clamp: float) -> RatioValue:
+        """Return each row's power mean, with p as at the start."""
+        return HolderRatio(self.start, self.clip_low, self.clip_high)(batch, clamp)
+
+    def tuned(self, state: State) -> HolderRatio:
+        """Return the ratio with the exponent in force."""
+        return HolderRatio(float(state["holder_p"]), self.clip_low, self.clip_high)
+
+    def init_state(self) -> dict[str, Tensor]:
+        """Return the exponent at the start."""
+        return {"holder_p": torch.tensor(self.start)}
+
+    def update(self, state: State, metrics: Mapping[str, float]) -> dict[str, Tensor]:
+        """Move the exponent by one update's share, up to the end."""
+        p = state["holder_p"] + (self.end - self.start) / self.updates
+        return {"holder_p": p.clamp(min(self.start, self.end), max(self.start, self.end))}
 
 
 def power_mean(log: Tensor, mask: Tensor, p: float) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -14,6 +14,19 @@ from tepo.objectives.batch import TokenBatch, require
 
 State = Mapping[str, Tensor]
 Estimator = Literal["k1", "abs", "k2", "k3", "k3-old", "full"]
+
+
+@runtime_checkable
+class Tuned(Protocol):
+    """A part that tunes something on the way."""
+
+    def init_state(self) -> dict[str, Tensor]:
+        """Return the state at the start of a run."""
+        ...
+
+    def update(self, state: State, metrics: Mapping[str, float]) -> dict[str, Tensor]:
+        """Return the state after an optimizer step with these metrics."""
+        ...
 
 
 class Regularizer(Protocol):

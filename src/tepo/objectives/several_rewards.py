@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tepo.core.errors import InputError
-from tepo.objectives.advantages import EQUAL_REWARDS, GROUP_NEEDS, GroupNormalized
+from tepo.objectives.advantages import GROUP_NEEDS, GroupNormalized, whiten
 from tepo.objectives.batch import TokenBatch, require
 
 
@@ -26,6 +26,7 @@ class PerReward:
     normalized: GroupNormalized = GroupNormalized()
     weights: tuple[float, ...] | None = None
     whiten: Literal["none", "responses"] = "none"
+    per_reward: ClassVar[bool] = True  # a group speaks where any of its rewards differs, whatever their sum does
     needs: ClassVar[frozenset[str]] = GROUP_NEEDS
 
     def __call__(self, batch: TokenBatch) -> Tensor:
@@ -41,13 +42,4 @@ class PerReward:
         if self.whiten == "none":
             return total
         counted = ~torch.isnan(columns).all(dim=1) & (batch.lengths() > 0)
-        return self._whitened(total, counted)
-
-    def _whitened(self, total: Tensor, counted: Tensor) -> Tensor:
-        chosen = total[counted]
-        zeros = torch.zeros_like(total)
-        if chosen.numel() < 2 or bool(chosen.max() - chosen.min() <= EQUAL_REWARDS * chosen.abs().max()):
-            return zeros
-        centred = torch.where(counted, total - chosen.mean(), zeros)
-        std = ((centred**2).sum() / (chosen.numel() - 1)).sqrt()
-        return centred / (std + self.normalized.eps)
+        return whiten(total, counted, std_eps=self.normalized.eps)

@@ -13,7 +13,7 @@ from torch import Tensor
 from tepo.core.errors import InputError
 from tepo.objectives.advantages import combine
 from tepo.objectives.batch import TokenBatch, require
-from tepo.objectives.regularizers import AdaptiveCoefficient, State
+from tepo.objectives.regularizers import AdaptiveCoefficient, State, Tuned
 
 
 class Shaping(Protocol):
@@ -26,19 +26,6 @@ class Shaping(Protocol):
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
         """Return the batch with its rewards shaped."""
-        ...
-
-
-@runtime_checkable
-class Tuned(Protocol):
-    """A part that tunes something on the way."""
-
-    def init_state(self) -> dict[str, Tensor]:
-        """Return the state at the start of a run."""
-        ...
-
-    def update(self, state: State, metrics: Mapping[str, float]) -> dict[str, Tensor]:
-        """Return the state after an optimizer step with these metrics."""
         ...
 
 

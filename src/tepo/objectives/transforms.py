@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tepo.core.errors import InputError
-from tepo.objectives.advantages import EQUAL_REWARDS, combine
+from tepo.objectives.advantages import combine, whiten
 from tepo.objectives.batch import TokenBatch
 
 
@@ -63,11 +63,4 @@ class Whitened:
         counted = batch.mask
         if batch.rewards is not None:
             counted = counted & ~torch.isnan(combine(batch.rewards))[:, None]
-        chosen = advantage[counted]
-        zeros = torch.zeros_like(advantage)
-        if chosen.numel() < 2 or bool(chosen.max() - chosen.min() <= EQUAL_REWARDS * chosen.abs().max()):
-            return zeros
-        # The variance of values far from 0 loses digits unless it is taken around their mean.
-        centred = torch.where(counted, advantage - chosen.mean(), zeros)
-        variance = (centred**2).sum() / (chosen.numel() - 1)
-        return centred / (variance + self.eps).sqrt()
+        return whiten(advantage, counted, variance_eps=self.eps)
