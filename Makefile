@@ -24,7 +24,7 @@ help:  ## show this list
 # $(call venv,folder): a virtual environment from $(PYTHON), refused clearly where Python is too old.
 define venv
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-	  echo "tepo needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || echo not there)."; \
+	  echo "tepo needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo not there)."; \
 	  echo "Name another one: make $(or $(MAKECMDGOALS),quickstart) PYTHON=/path/to/python3.11"; exit 1; }
 	@test -x $(1)/bin/python || { echo "creating $(1)"; $(PYTHON) -m venv $(1); }
 endef
