@@ -78,6 +78,9 @@ class TrainConfig(Section):
 
     steps: int = Field(default=100, ge=1)
     """Steps of the run; a step samples one rollout batch and makes `epochs x mini_batches` optimizer updates."""
+    tokens: int = Field(default=0, ge=0)
+    """Response tokens after which the run ends, with the step that reaches them, even before `steps`; 0: no such
+    budget."""
     prompts: int = Field(default=8, ge=1)
     """Prompts in a rollout batch."""
     group_size: int = Field(default=8, ge=1)

@@ -31,10 +31,10 @@ def load_config(
     """
     tree: dict[str, Any] = read_toml(Path(path)) if path is not None else {}
     tree.pop(PROVENANCE, None)
-    _merge(tree, values or {})
+    merge(tree, values or {})
     for text in overrides:
         key, value = parse_override(text)
-        _assign(tree, key, value)
+        assign(tree, key, value)
     source = str(path) if path is not None else "configuration"
     return check_config(tree, source=source, overridden={parse_override(text)[0] for text in overrides})
 
@@ -86,15 +86,17 @@ def known_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator
             yield f"{prefix}{name}", field
 
 
-def _merge(tree: dict[str, Any], values: Mapping[str, Any]) -> None:
+def merge(tree: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Write `values` into `tree`, section by section; what is a value there is replaced."""
     for key, value in values.items():
         if isinstance(value, Mapping) and isinstance(tree.get(key), dict):
-            _merge(tree[key], value)
+            merge(tree[key], value)
         else:
             tree[key] = dict(value) if isinstance(value, Mapping) else value
 
 
-def _assign(tree: dict[str, Any], key: str, value: Any) -> None:
+def assign(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Set the dotted `key` of a tree, making the sections that are not there."""
     *sections, leaf = key.split(".")
     node = tree
     for name in sections:

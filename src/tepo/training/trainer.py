@@ -140,12 +140,18 @@ class Trainer:
         with self._failures_say_what_is_safe(), catch_interrupt(self._tell.on_message) as interrupt:
             if self.config.eval.at_start and not self.setup.folder.read_metrics():
                 self._record(self._evaluate())
-            while self.step < self.config.train.steps and not interrupt.asked:
+            while not self._over and not interrupt.asked:
                 self._one_step()
                 if self._due(self.config.checkpoint.every, at_end=self.config.checkpoint.at_end):
                     self._save()
             self._finish()
         return self._result(found)
+
+    @property
+    def _over(self) -> bool:
+        """Whether the run has used up its budget of steps or of response tokens."""
+        train = self.config.train
+        return self.step >= train.steps or 0 < train.tokens <= self.response_tokens
 
     def _one_step(self) -> None:
         self.step += 1
@@ -235,8 +241,7 @@ class Trainer:
         self._tell.on_step(self.step, line)
 
     def _due(self, every: int, *, at_end: bool) -> bool:
-        last = self.step == self.config.train.steps
-        return (at_end and last) or (every > 0 and self.step % every == 0)
+        return (at_end and self._over) or (every > 0 and self.step % every == 0)
 
     def _save(self) -> None:
         tensors: dict[str, Mapping[str, Any]] = {}
@@ -258,7 +263,7 @@ class Trainer:
 
     def _finish(self) -> None:
         folder = self.setup.folder
-        if self.step < self.config.train.steps:
+        if not self._over:
             if self.step not in checkpoint_steps(folder) and self.step > 0:
                 self._save()
             return
@@ -307,7 +312,7 @@ class Trainer:
             raise
 
     def _result(self, found: Preflight | None) -> RunResult:
-        interrupted = self.step < self.config.train.steps
+        interrupted = not self._over
         lines = self.setup.folder.read_metrics()
         evaluations = {
             int(line["step"]): {name: value for name, value in line.items() if name.startswith("eval/")}
