@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,10 @@ class Result:
     by_logp: list[list[float]]
     by_entropy: list[list[float]]
     by_kl: list[list[float]]
+
+
+# (row, weight of its tokens, settings) -> the row's share of the loss, and its derivative by each log-prob
+PolicyTerm = Callable[["Row", float, "dict[str, Any]"], "tuple[float, list[float]]"]
 
 
 def rows_of(batch: TokenBatch) -> list[Row]:
@@ -328,10 +333,18 @@ def reference(name: str, overrides: dict[str, Any], batch: TokenBatch) -> Result
         for row, a in zip(rows, advantages(rows, shaped, s["advantage"], s["advantage_eps"]), strict=True):
             for t in row.tokens:
                 t.advantage = a
+    dull = [silent(others_of(rows, raw, i)) for i in range(len(rows))]
+    return assemble(batch, rows, dull, s, policy_row)
+
+
+def assemble(batch: TokenBatch, rows: list[Row], dull: list[bool], s: dict[str, Any], policy: PolicyTerm) -> Result:
+    """Loss and derivatives of the policy term, entropy bonus and KL over rows that have their advantages.
+
+    `dull`: the rows of groups whose rewards say nothing; `policy` gives a row's share and its derivatives.
+    """
     kept = [
-        not (s["truncated"] == "drop" and row.truncated)
-        and not (s["zero_variance"] == "drop" and silent(others_of(rows, raw, i)))
-        for i, row in enumerate(rows)
+        not (s["truncated"] == "drop" and row.truncated) and not (s["zero_variance"] == "drop" and silence)
+        for row, silence in zip(rows, dull, strict=True)
     ]
     height, width = batch.mask.shape
     result = Result(0.0, *([[0.0] * width for _ in range(height)] for _ in range(3)))
@@ -340,7 +353,7 @@ def reference(name: str, overrides: dict[str, Any], batch: TokenBatch) -> Result
     for i, row in enumerate(rows):
         if not kept[i]:
             continue
-        loss, slopes = policy_row(row, weights[i], s)
+        loss, slopes = policy(row, weights[i], s)
         result.loss += loss
         for t, slope in zip(row.tokens, slopes, strict=True):
             result.by_logp[i][t.column] += slope
