@@ -31,6 +31,8 @@ TOKEN_FIELDS = (
 )
 # Token fields that are no numbers to compute with.
 LABEL_FIELDS = ("mask", "token_ids")
+# What the scorer computes beside the log-probs.
+SCORER_FIELDS = frozenset({"entropy", "sum_p2", "sum_p2_logp", "kl_full"})
 # Fields whose non-finite value inside the mask is an error.
 FINITE_FIELDS = (
     *(name for name in TOKEN_FIELDS if name not in LABEL_FIELDS),
@@ -52,6 +54,9 @@ HOW_TO_GET = {
     "rewards": "one reward a response, shape [B] (or [B, K] components), or pass advantage= instead",
     "group": "the prompt each response belongs to, any integers, shape [B]",
     "correct": "true where the response got a full score, shape [B]",
+    "row_id": "a number for each response, whatever batch it is in, shape [B]; in a single batch torch.arange(B)",
+    "token_ids": "the response's tokens, shape [B, T]",
+    "group_lengths": "set by prepare, which needs group: call it first",
     "truncated": "true where the response hit the length limit, shape [B]",
 }
 
@@ -67,7 +72,8 @@ class TokenBatch:
     statistics `sum_p2`, `sum_p2_logp`, `kl_full`, and `returns` (a critic's targets, set by `prepare`).
     `[B]`: `rewards` (or `[B, K]` components; NaN = this reward cannot score the response), `group` (any
     integers), `row_id`, `truncated`, `correct`, `advantage` (also `[B, T]`), `informative` (bool, set by `prepare`:
-    the rewards of the row's group differ; a mini-batch may hold a part of a group only).
+    the rewards of the row's group differ; a mini-batch may hold a part of a group only). `[B, G]`: `group_lengths`
+    (set by `prepare` where a row weight reads it: the row's length, then those of its group).
 
     Padding may be left, right or both and hold anything: values outside the mask never reach a result.
     Raises `InputError` for a shape or dtype that does not fit.
@@ -96,6 +102,7 @@ class TokenBatch:
     correct: Tensor | None = None
     advantage: Tensor | None = None
     informative: Tensor | None = None
+    group_lengths: Tensor | None = None
 
     def __post_init__(self) -> None:
         _expect_tensor("mask", self.mask)
@@ -111,6 +118,8 @@ class TokenBatch:
                 fits, words = shape == whole, f"[B, T] like mask = {tuple(whole)}"
             elif name == "advantage":
                 fits, words = shape in (rows, whole), f"[B] or [B, T], mask is {tuple(whole)}"
+            elif name == "group_lengths":
+                fits, words = shape[:1] == rows and value.dim() == 2, f"[B, G], B={rows[0]}"
             elif name == "rewards":
                 fits, words = shape[:1] == rows and value.dim() <= 2, f"[B] or [B, K], B={rows[0]}"
             else:

@@ -11,19 +11,28 @@ from tepo.core.errors import InputError, nearest
 from tepo.objectives.method import Method, Paper, Status
 from tepo.objectives.objective import Needs, Objective
 from tepo.objectives.papers.cispo import CISPO
-from tepo.objectives.papers.dapo import DAPO
+from tepo.objectives.papers.clip_cov import ClipCov, KLCov
+from tepo.objectives.papers.cw_grpo import CWGRPO
+from tepo.objectives.papers.dapo import DAPO, DAPOOverlong
 from tepo.objectives.papers.dppo import DPPO
 from tepo.objectives.papers.dr_grpo import DrGRPO
 from tepo.objectives.papers.dro import DRO
+from tepo.objectives.papers.entropy_advantage import EntropyAdvantage
+from tepo.objectives.papers.entropy_minimization import EMFT, EMRLSequence, EMRLToken
+from tepo.objectives.papers.erpo import ERPO
 from tepo.objectives.papers.gdpo import GDPO
 from tepo.objectives.papers.gmpo import GMPO
 from tepo.objectives.papers.gpg import GPG
 from tepo.objectives.papers.grpo import GRPO
 from tepo.objectives.papers.grpo_passk import GRPOPassK
 from tepo.objectives.papers.gspo import GSPO, GSPOToken
+from tepo.objectives.papers.gtpo import GRPOS, GTPO
+from tepo.objectives.papers.high_entropy import HighEntropy
 from tepo.objectives.papers.holder import Holder
 from tepo.objectives.papers.instructgpt import InstructGPT
+from tepo.objectives.papers.lambda_grpo import LambdaGRPO
 from tepo.objectives.papers.luspo import LUSPO
+from tepo.objectives.papers.maximum_entropy import MaxEntropy
 from tepo.objectives.papers.opo import OPO
 from tepo.objectives.papers.pnpo import PNPO
 from tepo.objectives.papers.ppo import PPO
@@ -31,7 +40,9 @@ from tepo.objectives.papers.ppo_clip import PPOClipped
 from tepo.objectives.papers.reinforce import RLOO, Reinforce
 from tepo.objectives.papers.reinforce_pp import ReinforcePP, ReinforcePPBaseline
 from tepo.objectives.papers.sapo import SAPO
+from tepo.objectives.papers.steer import STEER
 from tepo.objectives.papers.tepo import TEPO, TEPOMarkov
+from tepo.objectives.papers.token_efficient import SGRPO, TSPMO
 from tepo.objectives.papers.tulu3 import Tulu3RLVR
 from tepo.objectives.papers.vespo import VESPO
 
@@ -63,6 +74,23 @@ METHODS: dict[str, type[Method]] = {
         PNPO,
         DPPO,
         DRO,
+        DAPOOverlong,
+        ClipCov,
+        KLCov,
+        STEER,
+        HighEntropy,
+        EntropyAdvantage,
+        CWGRPO,
+        GTPO,
+        GRPOS,
+        ERPO,
+        LambdaGRPO,
+        SGRPO,
+        TSPMO,
+        MaxEntropy,
+        EMRLSequence,
+        EMRLToken,
+        EMFT,
         PPO,
         InstructGPT,
         Tulu3RLVR,

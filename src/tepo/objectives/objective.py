@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from tepo.core.errors import InputError
+from tepo.core.errors import InputError, nearest
 from tepo.objectives.advantages import Advantage, GroupNormalized, with_signal
-from tepo.objectives.batch import TokenBatch, at_least_float32, check_finite, check_rewards, clean, group_index, require
+from tepo.objectives.batch import (
+    SCORER_FIELDS,
+    TokenBatch,
+    at_least_float32,
+    check_finite,
+    check_rewards,
+    clean,
+    group_index,
+    require,
+)
 from tepo.objectives.metrics import policy_metrics
 from tepo.objectives.ratios import Ratio, TokenRatio, TunedRatio
 from tepo.objectives.reducers import Reducer, TokenMean
 from tepo.objectives.regularizers import Regularizer, State, Tuned
+from tepo.objectives.row_weights import EvenRows, RowWeight
 from tepo.objectives.selectors import Selector
 from tepo.objectives.shaping import Shaping, TunedShaping
-from tepo.objectives.sums import Parts, Sums, extremes
+from tepo.objectives.sums import Parts, Sums, extremes, over
 from tepo.objectives.surrogates import PPOClip, Surrogate
 from tepo.objectives.transforms import Transform
 from tepo.objectives.value import foresight, value_metrics
@@ -114,6 +124,7 @@ class Objective:
     surrogate: Surrogate = PPOClip()
     selectors: tuple[Selector, ...] = ()
     weight: ImportanceWeight = NoWeight()
+    row_weight: RowWeight = EvenRows()
     regularizers: tuple[Regularizer, ...] = ()
     reducer: Reducer = TokenMean()
     log_ratio_clamp: float = 20.0
@@ -125,22 +136,30 @@ class Objective:
             raise InputError(f"regularizers are named {names}: names must differ from each other and from 'policy'")
         if not self.log_ratio_clamp > 0:
             raise InputError(f"log_ratio_clamp={self.log_ratio_clamp}: expected a number > 0")
+        state = self.init_state()
+        for name in self.learnable:
+            if name not in state:
+                raise InputError(f"learnable names {name!r}, which no part keeps in its state.{nearest(name, state)}")
 
     @property
     def needs(self) -> Needs:
         """Everything the parts declare, together."""
+        rewards = self.advantage.needs
+        for shape in reversed(self.shaping):  # what one makes needs not be given, unless an earlier one reads it
+            rewards = (rewards - shape.makes) | shape.needs
         reading = [
-            *(part.needs for part in self.shaping),
-            self.advantage.needs,
+            rewards,
             *(part.needs for part in self.transforms),
             *(part.needs for part in self.selectors),
             *(part.needs for part in self.regularizers),
             self.surrogate.needs,
             self.weight.needs,
+            self.row_weight.needs,
             self.reducer.needs,
         ]
         batch = frozenset[str]().union(*reading)
         scores = [
+            batch & SCORER_FIELDS,
             *(part.scores for part in self.transforms),
             self.surrogate.scores,
             *(part.scores for part in self.regularizers),
@@ -179,26 +198,30 @@ class Objective:
     def _tuned(self) -> tuple[Tuned, ...]:
         """The parts that may keep a state."""
         ratio = (self.ratio,) if isinstance(self.ratio, TunedRatio) else ()
-        return (*(part for part in self.shaping if isinstance(part, TunedShaping)), *ratio, *self.regularizers)
+        shaping = (part for part in self.shaping if isinstance(part, TunedShaping))
+        return (*shaping, *ratio, self.row_weight, *self.regularizers)
 
     def prepare(self, batch: TokenBatch, state: State | None = None) -> Prepared:
         """Shape the rewards and estimate the advantages, once per rollout batch.
 
         Returns the batch with `advantage` `[B, T]`; a batch that brings its advantages keeps them.
         """
+        batch = self.row_weight.prepare(batch)
         view = clean(batch)
         metrics = Sums()
         check_rewards(view)
-        if view.rewards is not None and view.group is not None:
-            each = getattr(self.advantage, "per_reward", False)
-            informative = with_signal(view.rewards, view.group, each=each)
-            metrics = group_metrics(informative, view.group)
-            view, batch = view.replace(informative=informative), batch.replace(informative=informative)
+        shaped = judged = view  # of `judged`, the rewards say which groups have a signal
         if view.advantage is None:
-            shaped = view
             state = self.init_state() if state is None else state
             for shape in self.shaping:
                 shaped = (shape.tuned(state) if isinstance(shape, TunedShaping) else shape)(shaped)
+                judged = shaped if "rewards" in shape.makes else judged
+        if judged.rewards is not None and judged.group is not None:
+            each = getattr(self.advantage, "per_reward", False)
+            informative = with_signal(judged.rewards, judged.group, each=each)
+            metrics = group_metrics(informative, judged.group)
+            view, batch = view.replace(informative=informative), batch.replace(informative=informative)
+        if view.advantage is None:
             view = clean(view.replace(advantage=self.advantage(shaped).to(view.logp.dtype)))
         value = require(view, "advantage", "prepare").detach()
         if self.needs.critic:
@@ -219,31 +242,28 @@ class Objective:
         """
         with torch.no_grad():
             batch = clean(mini)
-            advantage = require(batch, "advantage", "statistics (call prepare first)")
+            given = require(batch, "advantage", "statistics (call prepare first)")
+            filters = [selector for selector in self.selectors if selector.terms == "all"]
+            whole = select(filters, batch, Selection(batch.mask, batch.mask))
+            # What no term carries has no say in the statistics of the rest.
+            kept = clean(batch.replace(mask=whole.selected))
+            advantage = require(kept, "advantage", "statistics")
             for transform in self.transforms:
                 if transform.current:
-                    advantage = transform(advantage, batch)
-            batch = batch.replace(advantage=advantage)
-            policy, whole = self._select(batch)
+                    advantage = transform(advantage, kept)
+            kept = kept.replace(advantage=advantage)
+            policy = select([selector for selector in self.selectors if selector not in filters], kept, whole)
+            advantage = torch.where(whole.selected, advantage, given)
             reduced = self.reducer(policy.counted, batch)
             weights = {"policy": torch.where(policy.selected, reduced.tokens, torch.zeros_like(reduced.tokens))}
             denominators = {"policy": reduced.rows.sum()}
             over_all = self.reducer(whole.counted, batch)
             for part in self.regularizers:
-                own = whole.selected & part.tokens(batch) if part.current else whole.selected
+                own = whole.selected & part.tokens(kept) if part.current else whole.selected
                 term = self.reducer(own, batch) if part.norm == "masked" else over_all
                 weights[part.name] = torch.where(own, term.tokens, torch.zeros_like(term.tokens))
                 denominators[part.name] = term.rows.sum()
             return Statistics(advantage, weights, denominators)
-
-    def _select(self, batch: TokenBatch) -> tuple[Selection, Selection]:
-        """Return the tokens of the policy term, and those of the regularisers (which only row filters touch)."""
-        policy = whole = Selection(batch.mask, batch.mask)
-        for selector in self.selectors:
-            chosen, counts = selector(batch), selector.denominator == "selected"
-            policy = policy.less(chosen, counts)
-            whole = whole.less(chosen, counts) if selector.terms == "all" else whole
-        return policy, whole
 
     def partial(self, micro: TokenBatch, statistics: Statistics, state: State | None = None) -> Parts:
         """Return one micro-batch's share of the loss, with gradient, and of the metrics.
@@ -256,7 +276,7 @@ class Objective:
         level = self.ratio.tuned(state) if isinstance(self.ratio, TunedRatio) else self.ratio
         ratio = level(batch, self.log_ratio_clamp)
         surrogate = self.surrogate(ratio, statistics.advantage, batch)
-        tokens = surrogate.loss * self.weight(batch, self.log_ratio_clamp)
+        tokens = surrogate.loss * self.weight(batch, self.log_ratio_clamp) * self.row_weight(batch, state)
         terms = {"policy": share(tokens, statistics.weights["policy"], statistics.denominators["policy"])}
         carried = {"policy": statistics.weights["policy"] > 0}
         for part in self.regularizers:
@@ -269,6 +289,8 @@ class Objective:
         loss = torch.stack(list(terms.values())).sum()
         totals = {f"loss/{name}": term.detach() for name, term in terms.items()} | {"loss": loss.detach()}
         sums = policy_metrics(batch, ratio, surrogate, carried, self.regularizers, self.log_ratio_clamp)
+        if self.selectors:
+            sums = sums + Sums(means={"mask/policy": over(carried["policy"].to(batch.logp.dtype), batch.mask)})
         return Parts(loss, Sums(totals=totals) + sums + value_metrics(batch))
 
     def __call__(self, batch: TokenBatch, state: State | None = None) -> Output:
@@ -279,6 +301,13 @@ class Objective:
         parts = self.partial(prepared.batch, statistics, state)
         parts = Parts(parts.loss, prepared.metrics + parts.sums)
         return Output(parts.loss, parts.metrics(), parts)
+
+
+def select(selectors: Sequence[Selector], batch: TokenBatch, selection: Selection) -> Selection:
+    """Return the selection less what each selector leaves out."""
+    for selector in selectors:
+        selection = selection.less(selector(batch), selector.denominator == "selected")
+    return selection
 
 
 def share(values: Tensor, weight: Tensor, denominator: Tensor) -> Tensor:
@@ -300,11 +329,13 @@ def group_metrics(informative: Tensor, group: Tensor) -> Sums:
 def credit(objective: Objective, batch: TokenBatch, state: State | None = None) -> Tensor:
     """Return what each token is pushed by: -d loss / d logp, `[B, T]`, zero outside the mask.
 
-    Log-probs move alone: entropy and other statistics of the batch are held fixed. The result is float32 or
-    better, whatever the batch's dtype.
+    Log-probs move alone: entropy and other statistics of the batch are held fixed, so a loss made of those alone
+    credits nothing here. The result is float32 or better, whatever the batch's dtype.
     """
     logp = at_least_float32(batch.logp.detach()).clone().requires_grad_(True)
     held = {name: value.detach() for name, value in batch.present() if name != "logp"}
     output = objective(TokenBatch(logp=logp, **held), state)
-    (gradient,) = torch.autograd.grad(output.loss, logp)
+    if not output.loss.requires_grad:  # no term reads the log-probs
+        return torch.zeros_like(logp)
+    (gradient,) = torch.autograd.grad(output.loss, logp, materialize_grads=True)
     return -gradient

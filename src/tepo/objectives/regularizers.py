@@ -91,6 +91,11 @@ class TokenMask(Protocol):
         """Statistics that the scorer must produce for it."""
         ...
 
+    @property
+    def current(self) -> bool:
+        """Whether the choice is made over the whole mini-batch, with the current policy's values."""
+        ...
+
     def __call__(self, batch: TokenBatch) -> Tensor:
         """Return bool `[B, T]`, a subset of the batch's mask."""
         ...
@@ -100,6 +105,7 @@ class TokenMask(Protocol):
 class EveryToken:
     """The whole response."""
 
+    current: ClassVar[bool] = False
     needs: ClassVar[frozenset[str]] = frozenset()
     scores: ClassVar[frozenset[str]] = frozenset()
 
@@ -123,6 +129,7 @@ class FallingEntropy:
 
     criterion: Literal["realised", "first-order", "sign"] = "realised"
     margin: float = 1e-3
+    current: ClassVar[bool] = False
 
     @property
     def needs(self) -> frozenset[str]:
@@ -204,8 +211,8 @@ class KL:
 
     @property
     def current(self) -> bool:
-        """The masked tokens are counted over the mini-batch when they alone divide."""
-        return self.norm == "masked" and not isinstance(self.mask, EveryToken)
+        """Masked tokens are chosen over the mini-batch where the mask says so, and counted when they alone divide."""
+        return self.mask.current or (self.norm == "masked" and not isinstance(self.mask, EveryToken))
 
     def values(self, batch: TokenBatch, clamp: float) -> Tensor:
         """Return the estimate of every token."""

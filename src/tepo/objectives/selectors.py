@@ -8,8 +8,10 @@ from typing import ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
+from tepo.core.errors import InputError
 from tepo.objectives.advantages import combine, group_statistics
 from tepo.objectives.batch import TokenBatch, group_index, require
+from tepo.objectives.choice import chance, places
 
 
 class Selector(Protocol):
@@ -83,6 +85,36 @@ class InformativeGroups:
             rewards = combine(require(batch, "rewards", owner))
             informative = group_statistics(rewards, require(batch, "group", owner)).informative
         return batch.mask & informative[:, None]
+
+
+@dataclass(frozen=True)
+class RandomTokens:
+    """A random subset of every response's tokens carries the whole loss (S-GRPO).
+
+    The first `always` tokens, and of the rest each with `probability`, at most `most` in all. Whether a token is
+    drawn is a function of `seed`, row id and place: the same in every epoch, process and split.
+    """
+
+    probability: float
+    always: int = 0
+    most: int | None = None
+    seed: int = 0
+    denominator: Literal["selected", "all"] = "selected"
+    terms: Literal["policy", "all"] = "all"
+    current: ClassVar[bool] = False
+    needs: ClassVar[frozenset[str]] = frozenset({"row_id"})
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.probability <= 1:
+            raise InputError(f"probability={self.probability}: expected a number from 0 to 1")
+        if self.always < 0 or (self.most is not None and self.most < 1):
+            raise InputError(f"always={self.always}, most={self.most}: expected tokens >= 0, and >= 1 or none")
+
+    def __call__(self, batch: TokenBatch) -> Tensor:
+        """Return the drawn tokens."""
+        drawn = chance(batch, self.probability, self.seed, "the random subset") | (places(batch.mask) < self.always)
+        chosen = batch.mask & drawn
+        return chosen if self.most is None else chosen & (chosen.cumsum(dim=1) <= self.most)
 
 
 def group_tokens(counted: Tensor, group: Tensor) -> Tensor:

@@ -17,11 +17,19 @@ from tepo.objectives.regularizers import AdaptiveCoefficient, State, Tuned
 
 
 class Shaping(Protocol):
-    """A pure function of a clean rollout batch to one with new `rewards` `[B]` or `token_rewards` `[B, T]`."""
+    """A pure function of a clean rollout batch to one with new `rewards` `[B]` or `token_rewards` `[B, T]`.
+
+    `makes`: the fields that it makes without looking at them, so that the batch need not bring them.
+    """
 
     @property
     def needs(self) -> frozenset[str]:
         """Fields of the token batch that this part reads."""
+        ...
+
+    @property
+    def makes(self) -> frozenset[str]:
+        """Fields of the token batch that this part makes."""
         ...
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
@@ -44,6 +52,7 @@ class SequenceKLPenalty:
 
     coef: float
     needs: ClassVar[frozenset[str]] = frozenset({"rewards", "old_logp", "ref_logp"})
+    makes: ClassVar[frozenset[str]] = frozenset()
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
         """Return the batch with rewards `[B]` less the k1 estimate of the sequence's KL to the reference."""
@@ -63,6 +72,7 @@ class TokenKLPenalty:
     coef: float | Tensor
     adaptive: AdaptiveCoefficient | None = None
     needs: ClassVar[frozenset[str]] = frozenset({"rewards", "old_logp", "ref_logp"})
+    makes: ClassVar[frozenset[str]] = frozenset()
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
         """Return the batch with token rewards less the penalty."""
@@ -96,6 +106,7 @@ class Verified:
 
     value: float = 10.0
     needs: ClassVar[frozenset[str]] = frozenset({"rewards", "correct"})
+    makes: ClassVar[frozenset[str]] = frozenset()
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
         """Return the batch with rewards `value` or 0, `[B]`."""
@@ -116,6 +127,7 @@ class MissingEOS:
     value: float = -10.0
     mode: Literal["replace", "add"] = "replace"
     needs: ClassVar[frozenset[str]] = frozenset({"rewards", "truncated"})
+    makes: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
         if self.value > 0:
@@ -135,6 +147,7 @@ class ClippedReward:
 
     limit: float
     needs: ClassVar[frozenset[str]] = frozenset({"rewards"})
+    makes: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
         if not self.limit > 0:
@@ -143,3 +156,30 @@ class ClippedReward:
     def __call__(self, batch: TokenBatch) -> TokenBatch:
         """Return the batch with rewards in [-limit, limit], `[B]`."""
         return batch.replace(rewards=combine(require(batch, "rewards", "reward_clip")).clamp(-self.limit, self.limit))
+
+
+@dataclass(frozen=True)
+class SoftOverlong:
+    """R_i <- R_i - min(1, max(0, L_i - (max_length - cache)) / cache) * factor: DAPO's soft overlong punishment.
+
+    Nothing up to `cache` tokens short of `max_length`, then in a straight line down to -factor at `max_length` and
+    beyond (arXiv 2503.14476 eq. 13; verl's has no lower bound). L_i counts response tokens, EOS included.
+    """
+
+    max_length: int
+    cache: int
+    factor: float = 1.0
+    needs: ClassVar[frozenset[str]] = frozenset({"rewards"})
+    makes: ClassVar[frozenset[str]] = frozenset()
+
+    def __post_init__(self) -> None:
+        if not 0 < self.cache <= self.max_length:
+            raise InputError(
+                f"overlong_length={self.max_length}, overlong_cache={self.cache}: expected 0 < cache <= length"
+            )
+
+    def __call__(self, batch: TokenBatch) -> TokenBatch:
+        """Return the batch with rewards `[B]` less the punishment."""
+        rewards = combine(require(batch, "rewards", "the overlong punishment"))
+        over = (batch.lengths() - (self.max_length - self.cache)).clamp(0, self.cache)
+        return batch.replace(rewards=rewards - self.factor * over.to(rewards.dtype) / self.cache)

@@ -61,7 +61,8 @@ def evaluate(objective: Objective, batch: TokenBatch, split: Sequence[Sequence[i
     A split is a list of rows for every micro-batch; it goes the trainer's way: prepare and statistics see
     detached values, each micro-batch is cut to its own width and given the current values afresh.
     """
-    state = {name: value.detach().clone() for name, value in objective.init_state().items()}
+    wide = torch.promote_types(batch.logp.dtype, torch.float32)  # float64 arithmetic, where the batch asks for it
+    state = {name: value.detach().clone().to(wide) for name, value in objective.init_state().items()}
     leaves = {f"state {name}": state[name].requires_grad_(True) for name in objective.learnable}
     tokens = {name: value.detach().clone().requires_grad_(True) for name, value in batch.present() if name in CURRENT}
     leaves |= tokens
