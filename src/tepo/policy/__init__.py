@@ -9,8 +9,21 @@ if TYPE_CHECKING:
     from tepo.policy.load import load_policy
     from tepo.policy.policy import Policy
     from tepo.policy.sequences import Scores, TokenSequence
+    from tepo.policy.trained import Trained
+    from tepo.policy.value import ValueModel, load_value_model, value_of_policy
 
-__all__ = ["LoraConfig", "Policy", "PolicyConfig", "Scores", "TokenSequence", "load_policy"]
+__all__ = [
+    "LoraConfig",
+    "Policy",
+    "PolicyConfig",
+    "Scores",
+    "TokenSequence",
+    "Trained",
+    "ValueModel",
+    "load_policy",
+    "load_value_model",
+    "value_of_policy",
+]
 
 _HOMES = {
     "LoraConfig": "config",
@@ -18,7 +31,11 @@ _HOMES = {
     "PolicyConfig": "config",
     "Scores": "sequences",
     "TokenSequence": "sequences",
+    "Trained": "trained",
+    "ValueModel": "value",
     "load_policy": "load",
+    "load_value_model": "value",
+    "value_of_policy": "value",
 }
 
 

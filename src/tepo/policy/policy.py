@@ -28,11 +28,12 @@ from tepo.policy.sequences import (
     spread,
 )
 from tepo.policy.statistics import Request, token_statistics
+from tepo.policy.trained import Trained
 
 STATISTICS = frozenset({"entropy", "entropy_grad", "sum_p2", "sum_p2_logp", "kl_full"})
 
 
-class Policy:
+class Policy(Trained):
     """A causal language model with its tokenizer.
 
     Attributes:
@@ -114,10 +115,6 @@ class Policy:
             list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False
         )
         return text
-
-    def trainable_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters that training changes; tied ones once."""
-        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def compute_context(self) -> AbstractContextManager[Any]:
         """Return the autocast context the model computes in (nothing but for bfloat16)."""
@@ -261,27 +258,6 @@ class Policy:
             self.model.save_pretrained(folder, state_dict=self._adapter.merged_state())
             self._adapter.save(folder / "adapter")
         self.tokenizer.save_pretrained(folder)
-
-    def state_tensors(self) -> dict[str, Tensor]:
-        """Return the trained weights by name, sharing memory with the model."""
-        return {n: parameter.detach() for n, parameter in self.model.named_parameters() if parameter.requires_grad}
-
-    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy trained weights, as `state_tensors` names them, into the model.
-
-        Raises:
-            InputError: a name is missing or unknown, or a shape differs.
-        """
-        own = self.state_tensors()
-        for name in sorted(own.keys() ^ tensors.keys()):
-            state = "lacks" if name in own else "has an unknown"
-            raise InputError(f"the checkpoint {state} tensor {name!r}; it was written for another model or adapter")
-        for name, value in tensors.items():
-            if own[name].shape != value.shape:
-                found, wanted = tuple(value.shape), tuple(own[name].shape)
-                raise InputError(f"tensor {name!r} of the checkpoint is {found}, the model's is {wanted}")
-        for name, value in tensors.items():
-            own[name].copy_(value)
 
 
 def _pick(values: Tensor, layout: Layout) -> Tensor:

@@ -73,6 +73,16 @@ class OptimConfig(Section):
         return self
 
 
+class CriticConfig(Section):
+    """The value model of objectives that learn one beside the policy (PPO and its kin)."""
+
+    path: str = "start"
+    """What it starts from: `start` (a copy of the policy's backbone, its values 0 at first), or the folder of a
+    sequence-classification model, such as a reward model, or of a causal language model with the policy's tokens."""
+    lr: float | None = Field(default=None, gt=0)
+    """Its peak learning rate; unset: that of `optim`, whose other settings it shares."""
+
+
 class TrainConfig(Section):
     """Size and course of a run."""
 
@@ -178,6 +188,8 @@ class RunConfig(Section):
     """What is optimised."""
     optim: OptimConfig = OptimConfig()
     """The optimizer."""
+    critic: CriticConfig = CriticConfig()
+    """The value model, where the objective has one."""
     train: TrainConfig = TrainConfig()
     """Size and course of the run."""
     eval: EvalConfig = EvalConfig()

@@ -3,48 +3,47 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from tepo.core.errors import InputError
 from tepo.objectives import Objective
-from tepo.policy import Policy
+from tepo.policy import Policy, Trained
 from tepo.training.config import OptimConfig
 from tepo.training.schedule import learning_rate
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-class Learner:
-    """One model that training changes. A trainer owns a list of them: the policy, later a critic or a second policy.
+class ModelLearner:
+    """One model that training changes, with its optimizer and schedule. A trainer owns a list of them.
 
-    `state` is the objective's own (tuned coefficients, learnable scalars); learnable entries are parameters of a
-    separate optimizer group.
+    `state` holds scalars that are tuned on the way; the `learnable` ones are parameters of a separate optimizer group.
     """
 
     def __init__(
         self,
-        policy: Policy,
-        objective: Objective,
+        model: Trained,
         config: OptimConfig,
         *,
         updates_per_step: int,
         steps: int,
-        name: str = "policy",
+        name: str,
+        state: Mapping[str, Tensor] | None = None,
+        learnable: Sequence[str] = (),
     ) -> None:
         self.name = name
-        self.policy = policy
-        self.objective = objective
+        self.model = model
         self.updates = 0
-        self.state: dict[str, Tensor] = {key: value.to(policy.device) for key, value in objective.init_state().items()}
+        self.state: dict[str, Tensor] = {key: value.to(model.device) for key, value in (state or {}).items()}
         self._config = config
         self._updates_per_step = updates_per_step
         self._steps = steps
-        self._learned = {key: nn.Parameter(self.state[key].detach().clone()) for key in objective.learnable}
+        self._learned = {key: nn.Parameter(self.state[key].detach().clone()) for key in learnable}
         self.state |= self._learned
-        self._named = named_parameters(policy)
+        self._named = named_parameters(model)
         self.optimizer = self._make_optimizer()
 
     @property
@@ -76,17 +75,12 @@ class Learner:
         self.updates += 1
         return {"grad/norm": norm, "lr": lr, "update/skipped": 0.0 if finite else 1.0}
 
-    def update_state(self, metrics: Mapping[str, float]) -> None:
-        """Let the objective tune its own state after an optimizer step."""
-        updated = self.objective.update(self.state, metrics)
-        self.state = {key: value.detach() for key, value in updated.items()} | self._learned
-
     def weight_tensors(self) -> dict[str, Tensor]:
         """Return the trained weights by name."""
-        return self.policy.state_tensors()
+        return self.model.state_tensors()
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """Return moments and step counts by parameter name, and the objective's state."""
+        """Return moments and step counts by parameter name, and the state."""
         tensors: dict[str, Tensor] = {}
         for name, parameter in self._all_named().items():
             entry = self.optimizer.state.get(parameter, {})
@@ -97,12 +91,12 @@ class Learner:
 
     def load(self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], *, updates: int) -> None:
         """Continue from saved tensors. Raises `InputError` where they are another model's or objective's."""
-        self.policy.load_state_tensors(weights)
+        self.model.load_state_tensors(weights)
         self.updates = updates
         for key in self.state:
             saved = optimizer.get(f"state/{key}")
             if saved is None:
-                raise InputError(f"the checkpoint has no state {key!r} of objective {self.objective.name!r}")
+                raise InputError(f"the checkpoint has no state {key!r}, which the objective keeps for {self.name}")
             with torch.no_grad():
                 self.state[key].copy_(saved)
         for name, parameter in self._all_named().items():
@@ -116,7 +110,7 @@ class Learner:
 
     def load_weights(self, weights: Mapping[str, Tensor], *, updates: int) -> None:
         """Start from saved weights with a fresh optimizer and state."""
-        self.policy.load_state_tensors(weights)
+        self.model.load_state_tensors(weights)
         self.updates = updates
 
     def _all_named(self) -> dict[str, nn.Parameter]:
@@ -134,7 +128,7 @@ class Learner:
             {"params": others, "weight_decay": 0.0, "learned": False},
             {"params": list(self._learned.values()), "weight_decay": 0.0, "learned": True},
         ]
-        self._fused = self.policy.device.type in ("cpu", "cuda")
+        self._fused = self.model.device.type in ("cpu", "cuda")
         return torch.optim.AdamW(
             [group for group in groups if group["params"]],
             lr=self._config.lr,
@@ -144,6 +138,37 @@ class Learner:
         )
 
 
-def named_parameters(policy: Policy) -> dict[str, nn.Parameter]:
-    """Return what training changes, by the names of `Policy.state_tensors`; tied weights once."""
-    return {name: parameter for name, parameter in policy.model.named_parameters() if parameter.requires_grad}
+class Learner(ModelLearner):
+    """A policy and the objective that changes it; `state` is the objective's own."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        objective: Objective,
+        config: OptimConfig,
+        *,
+        updates_per_step: int,
+        steps: int,
+        name: str = "policy",
+    ) -> None:
+        super().__init__(
+            policy,
+            config,
+            updates_per_step=updates_per_step,
+            steps=steps,
+            name=name,
+            state=objective.init_state(),
+            learnable=objective.learnable,
+        )
+        self.policy = policy
+        self.objective = objective
+
+    def update_state(self, metrics: Mapping[str, float]) -> None:
+        """Let the objective tune its own state after an optimizer step."""
+        updated = self.objective.update(self.state, metrics)
+        self.state = {key: value.detach() for key, value in updated.items()} | self._learned
+
+
+def named_parameters(model: Trained) -> dict[str, nn.Parameter]:
+    """Return what training changes, by the names of `Trained.state_tensors`; tied weights once."""
+    return {name: parameter for name, parameter in model.model.named_parameters() if parameter.requires_grad}

@@ -10,6 +10,7 @@ from tepo.objectives import TokenBatch
 from tepo.policy import Policy, TokenSequence
 from tepo.training.clock import Clock
 from tepo.training.config import RunConfig
+from tepo.training.critic import Critic
 from tepo.training.experience import Experience, old_values_from_scorer, score_old, token_batch
 from tepo.training.learner import Learner
 from tepo.training.metrics import mismatch_metrics
@@ -29,9 +30,10 @@ class Lesson:
 
 @dataclass(frozen=True)
 class Teacher:
-    """Makes the updates of one learner from rollout batches."""
+    """Makes the updates of the policy, and of its critic where there is one, from rollout batches."""
 
     learner: Learner
+    critic: Critic | None
     reference: Policy | None
     config: RunConfig
     budget: Budget
@@ -43,12 +45,13 @@ class Teacher:
         sequences = experience.sequences
         order = plan(experience.group_of_row, self.config.train, step=step)
         batch = token_batch(experience.groups, self.learner.policy.device)
-        batch = self._with_reference(self._with_old_values(batch, sequences, order[0]), sequences, order[0])
+        for add in (self._with_old_values, self._with_reference, self._with_critic):
+            batch = add(batch, sequences, order[0])
         with self.clock("update"):
             prepared = self.learner.objective.prepare(batch, self.learner.state)
             learned = make_updates(
                 self.learner,
-                Material(prepared, sequences, order, self.config.sampling.temperature, self.reference),
+                Material(prepared, sequences, order, self.config.sampling.temperature, self.reference, self.critic),
                 budget=self.budget,
                 progress=lambda done, total: self.progress("updating", done, total),
             )
@@ -99,3 +102,15 @@ class Teacher:
             )
         self.clock.count("reference", int(batch.mask.sum()))
         return batch.replace(ref_logp=scored["logp"].to(batch.logp.device))
+
+    def _with_critic(
+        self, batch: TokenBatch, sequences: Sequence[TokenSequence], rows: Sequence[Sequence[int]]
+    ) -> TokenBatch:
+        """Add the critic's values before the updates, where there is a critic."""
+        if self.critic is None:
+            return batch
+        width = batch.mask.shape[1]
+        with self.clock("critic"):
+            values = self.critic.old_values(sequences, rows=rows, width=width, budget=self.budget)
+        self.clock.count("critic", int(batch.mask.sum()))
+        return batch.replace(old_values=values)

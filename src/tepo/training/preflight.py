@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from tepo.training.config import RunConfig
+from tepo.training.critic import Critic
 from tepo.training.experience import Group, Sampler, token_batch
-from tepo.training.learner import Learner
+from tepo.training.learner import Learner, ModelLearner
 from tepo.training.metrics import memory_metrics
 from tepo.training.micro import Budget
 from tepo.training.update import Material, accumulate
@@ -64,7 +65,7 @@ class Preflight:
         return asdict(self)
 
 
-def preflight(sampler: Sampler, learner: Learner, config: RunConfig, folder: Path) -> Preflight:
+def preflight(sampler: Sampler, learner: Learner, critic: Critic | None, config: RunConfig, folder: Path) -> Preflight:
     """Sample the start policy on a few training questions and time one forward and backward pass.
 
     Nothing is written and neither weights nor the run's draws change.
@@ -74,12 +75,12 @@ def preflight(sampler: Sampler, learner: Learner, config: RunConfig, folder: Pat
     groups = sampler.groups(draws, PURPOSE)
     sampling = (time.perf_counter() - start) / max(1, len(groups)) * config.train.prompts
     responses = [response for group in groups for response in group.responses]
-    training = _train_seconds(learner, config, groups)
+    training = _train_seconds(learner, critic, config, groups)
     truncated = statistics.fmean(response.stop_reason == "length" for response in responses)
     pass_rate = statistics.fmean(grade.passed for group in groups for grade in group.grades)
     signal = statistics.fmean(group.has_signal for group in groups)
     step = sampling * _draws_per_kept(config, signal) + training
-    weights = _bytes(learner)
+    weights = _bytes(learner) + (_bytes(critic) if critic is not None else 0)
     free = shutil.disk_usage(_existing(folder)).free
     memory = memory_metrics(learner.policy.device)
     return Preflight(
@@ -106,18 +107,19 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
-def _train_seconds(learner: Learner, config: RunConfig, groups: Sequence[Group]) -> float:
+def _train_seconds(learner: Learner, critic: Critic | None, config: RunConfig, groups: Sequence[Group]) -> float:
     """Time one accumulated gradient over a few groups and return the seconds of a step's scoring and updates."""
     few = list(groups[: max(1, config.train.prompts // config.train.mini_batches)])
     batch = token_batch(few, learner.policy.device)
     # Old and reference values are stand-ins: the time does not depend on them.
     stand_in = {"old_logp": batch.logp, "ref_logp": batch.logp, "old_entropy": batch.entropy}
-    batch = batch.replace(**stand_in, **dict.fromkeys(("sum_p2", "sum_p2_logp", "kl_full"), batch.logp))
+    others = ("sum_p2", "sum_p2_logp", "kl_full", "values", "old_values")
+    batch = batch.replace(**stand_in, **dict.fromkeys(others, batch.logp))
     sequences = [sequence for group in few for sequence in _sequences(group)]
     # The policy itself is as slow as its reference.
     reference = learner.policy if "kl_full" in learner.objective.needs.scores else None
     prepared = learner.objective.prepare(batch, learner.state)
-    material = Material(prepared, sequences, (), config.sampling.temperature, reference)
+    material = Material(prepared, sequences, (), config.sampling.temperature, reference, critic)
     fixed = learner.objective.statistics(prepared.batch, learner.state)
     budget = Budget(config.train.micro_tokens, "train.micro_tokens", lambda text: None)
     start = time.perf_counter()
@@ -126,10 +128,13 @@ def _train_seconds(learner: Learner, config: RunConfig, groups: Sequence[Group])
     if learner.policy.device.type == "cuda":
         torch.cuda.synchronize(learner.policy.device)
     seconds = time.perf_counter() - start
-    learner.zero_grad()
+    for one in (learner, critic):
+        if one is not None:
+            one.zero_grad()
     one_epoch = seconds * config.train.prompts / len(few)
     scoring = one_epoch / 3 if config.train.updates > 1 else 0.0
-    return one_epoch * config.train.epochs + scoring * (2 if learner.objective.needs.reference else 1)
+    passes = 1 + learner.objective.needs.reference + (critic is not None)
+    return one_epoch * config.train.epochs + scoring * passes
 
 
 def _sequences(group: Group) -> list[Any]:
@@ -161,7 +166,7 @@ def _warnings(
     return found
 
 
-def _bytes(learner: Learner) -> int:
+def _bytes(learner: ModelLearner) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in learner.weight_tensors().values())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -31,26 +31,33 @@ def score_rows(
     computed in the very company it has in its update, and at equal weights the two passes agree to the last bit
     even in bfloat16, where the shape of a batch shows in its values.
     """
+
+    def score(part: Sequence[TokenSequence]) -> dict[str, Tensor]:
+        scores = policy.score(part, temperature=temperature, statistics=statistics, reference=reference)
+        return {name: value for name in FIELDS if (value := getattr(scores, name)) is not None}
+
+    return score_parts(score, sequences, rows=rows, width=width, budget=budget)
+
+
+def score_parts(
+    score: Callable[[Sequence[TokenSequence]], Mapping[str, Tensor]],
+    sequences: Sequence[TokenSequence],
+    *,
+    rows: Sequence[Sequence[int]],
+    width: int,
+    budget: Budget,
+) -> dict[str, Tensor]:
+    """Return what `score` says of the sequences, micro-batch by micro-batch, as arrays `[B, width]`; no gradient."""
     every = [row for part in rows for row in part]
 
     def work(tokens: int) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         with torch.no_grad():
             for part in (part for mini in rows for part in micro_batches(sequences, mini, tokens)):
-                scores = policy.score(
-                    [sequences[row] for row in part],
-                    temperature=temperature,
-                    statistics=statistics,
-                    reference=reference,
-                )
-                index = torch.tensor(part, device=policy.device)
-                for name in FIELDS:
-                    value: Tensor | None = getattr(scores, name)
-                    if value is None:
-                        continue
+                for name, value in score([sequences[row] for row in part]).items():
                     if name not in found:
                         found[name] = value.new_zeros(len(sequences), width)
-                    found[name][index, : value.shape[1]] = value
+                    found[name][torch.tensor(part, device=value.device), : value.shape[1]] = value
         return found
 
     return budget.run(work, largest=padded_tokens(sequences, every))

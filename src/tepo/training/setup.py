@@ -12,7 +12,8 @@ from tepo.policy import Policy, PolicyConfig, load_policy
 from tepo.tasks import Problem, Task, load_task
 from tepo.training.checkpoint import Checkpoint, Counters, checkpoint_steps
 from tepo.training.config import RunConfig
-from tepo.training.learner import Learner
+from tepo.training.critic import Critic, load_critic
+from tepo.training.learner import Learner, ModelLearner
 from tepo.training.resume import check_same_settings, fork_checkpoint, latest_checkpoint
 from tepo.training.rundir import RunFolder, read_config, refuse_existing, run_name
 from tepo.training.trackers import check_trackers
@@ -23,7 +24,7 @@ _TEMPLATE_TOKENS = 256
 """More than any chat template adds to a prompt."""
 _PROVIDED = frozenset(
     {"rollout_logp", "old_logp", "ref_logp", "entropy", "old_entropy", "token_ids", "sum_p2", "sum_p2_logp"}
-    | {"kl_full", "rewards", "group", "row_id", "truncated", "correct", "advantage"}
+    | {"values", "old_values", "kl_full", "rewards", "group", "row_id", "truncated", "correct", "advantage"}
 )
 """Fields of the token batch that this trainer fills."""
 
@@ -37,13 +38,19 @@ class Setup:
     task: Task
     chat: bool
     policy: Policy
-    learners: tuple[Learner, ...]
+    learner: Learner
+    critic: Critic | None
     reference: Policy | None
     counters: Counters
     continued: bool
     """The folder exists and is gone on with."""
     fork: str | None
     """RUN@STEP this run started from."""
+
+    @property
+    def learners(self) -> tuple[ModelLearner, ...]:
+        """Every model that is trained, the policy first."""
+        return (self.learner,) if self.critic is None else (self.learner, self.critic)
 
 
 def set_up(config: RunConfig, *, resume: Path | None, fork: str | None, say: Say) -> Setup:
@@ -83,13 +90,16 @@ def set_up(config: RunConfig, *, resume: Path | None, fork: str | None, say: Say
     task = _within_positions(task, policy, config, chat, say)
     reference = _reference(config, policy, objective, say)
     learner = Learner(policy, objective, config.optim, updates_per_step=config.train.updates, steps=config.train.steps)
+    critic = load_critic(config, policy, say) if objective.needs.critic else None
     counters = Counters(micro_tokens=config.train.micro_tokens, rows=config.sampling.rows)
     if checkpoint is not None:
         forked = resume is None or not checkpoint_steps(folder)
         budgets = {"micro_tokens": counters.micro_tokens, "rows": counters.rows} if forked else {}
         counters = replace(checkpoint.counters, **budgets)
-        restore(learner, checkpoint, forked=forked, say=say)
-    return Setup(config, folder, task, chat, policy, (learner,), reference, counters, resume is not None, fork)
+        for one in (learner, critic):
+            if one is not None:
+                restore(one, checkpoint, forked=forked, say=say)
+    return Setup(config, folder, task, chat, policy, learner, critic, reference, counters, resume is not None, fork)
 
 
 def check(config: RunConfig, say: Say) -> None:
@@ -101,7 +111,7 @@ def check(config: RunConfig, say: Say) -> None:
             "warning: sampling.top_p or top_k cuts off tokens, while log-probs are of the full distribution: "
             "the gradient is biased"
         )
-    if config.train.group_size == 1:
+    if config.train.group_size == 1 and "group" in config.objective.build().needs.batch:
         say("warning: train.group_size is 1, so advantages against the group are all 0")
     rows = config.train.prompts * config.train.group_size
     if config.train.mini_batches > rows:
@@ -112,14 +122,23 @@ def check(config: RunConfig, say: Say) -> None:
         raise InputError("checkpoint.best needs checkpoint.every: only saved steps can be kept")
 
 
-def restore(learner: Learner, checkpoint: Checkpoint, *, forked: bool, say: Say) -> None:
-    """Load a learner from a checkpoint; a fork whose objective keeps another state starts with a fresh one."""
+def restore(learner: ModelLearner, checkpoint: Checkpoint, *, forked: bool, say: Say) -> None:
+    """Load a learner from a checkpoint.
+
+    A fork whose objective keeps another state starts with a fresh one, and so does one with a learner that the run it
+    comes from did not have.
+    """
+    if learner.name not in checkpoint.tensors:
+        if not forked:
+            raise InputError(f"the checkpoint has no {learner.name}, which the objective trains")
+        say(f"the {learner.name} starts anew: the run that is forked has none")
+        return
     weights = checkpoint.tensors[learner.name]
     optimizer = checkpoint.tensors[f"{learner.name}-optimizer"]
     own = {f"state/{name}" for name in learner.state}
     saved = {name for name in optimizer if name.startswith("state/")}
     if forked and own != saved:
-        say(f"the objective {learner.objective.name!r} starts with a state of its own")
+        say("the objective starts with a state of its own")
         fresh = {f"state/{name}": value for name, value in learner.state.items()}
         optimizer = {**{name: value for name, value in optimizer.items() if name not in saved}, **fresh}
     learner.load(weights, optimizer, updates=checkpoint.counters.updates)

@@ -123,7 +123,8 @@ class Trainer:
             progress=listeners.on_progress,
         )
         self.teacher = Teacher(
-            learner=self.learners[0],
+            learner=setup.learner,
+            critic=setup.critic,
             reference=setup.reference,
             config=self.config,
             budget=self.micro,
@@ -172,7 +173,7 @@ class Trainer:
     def _learn(self, experience: Experience) -> dict[str, Any]:
         """Turn the kept groups into optimizer updates of the policy; return their metrics."""
         lesson = self.teacher.learn(experience, step=self.step)
-        if lesson.learned.metrics["update/skipped"]:
+        if lesson.learned.metrics["update/skipped"] or lesson.learned.metrics.get("critic/update/skipped"):
             self._tell.on_message(f"step {self.step}: a gradient was not finite; its update was left out")
         if self.config.log.rollouts and self.step % self.config.log.rollouts_every == 0:
             write_rollouts(
@@ -276,7 +277,7 @@ class Trainer:
     def _preflight(self, dry_run: bool) -> Preflight | None:
         if self.step > 0 or self.setup.continued or not (self.config.train.preflight or dry_run):
             return None
-        found = preflight(self.sampler, self.learners[0], self.config, self.setup.folder.path)
+        found = preflight(self.sampler, self.setup.learner, self.setup.critic, self.config, self.setup.folder.path)
         self.clock.read()
         for line in found.lines():
             self._tell.on_message(line)

@@ -13,6 +13,7 @@ from tepo.core.seeds import stream
 from tepo.objectives import Parts, Prepared, Statistics, TokenBatch
 from tepo.policy import Policy, TokenSequence
 from tepo.training.config import TrainConfig
+from tepo.training.critic import Critic
 from tepo.training.learner import Learner
 from tepo.training.micro import Budget, micro_batches, mini_batches, padded_tokens
 from tepo.training.scoring import FIELDS, score_rows
@@ -31,6 +32,8 @@ class Material:
     """Rows of each mini-batch of each epoch."""
     temperature: float
     reference: Policy | None = None
+    critic: Critic | None = None
+    """Learns from the same updates, where the objective has one."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ def update(
 
     parts = budget.run(work, largest=padded_tokens(sequences, range(len(sequences))))
     metrics = parts.metrics()
-    step_metrics = learner.apply_gradients()
+    step_metrics = learner.apply_gradients() | (material.critic.learn() if material.critic is not None else {})
     learner.update_state(metrics)
     tuned = {f"state/{name}": float(value.detach()) for name, value in learner.state.items()}
     return metrics | step_metrics | tuned
@@ -124,16 +127,22 @@ def accumulate(
     The share of every micro-batch is already divided by the mini-batch's denominators, so the split changes nothing.
     """
     objective = learner.objective
-    learner.zero_grad()
+    critic = material.critic
+    for one in (learner, critic):
+        if one is not None:
+            one.zero_grad()
     total: Parts | None = None
     for part in micro_batches(sequences, range(len(sequences)), tokens):
+        chosen = [sequences[row] for row in part]
         scores = learner.policy.score(
-            [sequences[row] for row in part],
+            chosen,
             temperature=material.temperature,
             statistics=objective.needs.scores | {"entropy"},
             reference=material.reference if "kl_full" in objective.needs.scores else None,
         )
         fields = {name: value for name in FIELDS if (value := getattr(scores, name)) is not None}
+        if critic is not None:
+            fields["values"] = critic.values(chosen)
         index = torch.tensor(part, device=mini.logp.device)
         width = scores.logp.shape[1]
         micro = mini.take(index, width).replace(**fields)

@@ -1,0 +1,117 @@
+"""A value model: what a critic expects of a response, before each of its tokens."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tepo.core.errors import InputError
+from tepo.policy.activations import disable_dropout, enable_recomputation, recomputing
+from tepo.policy.config import PolicyConfig
+from tepo.policy.policy import Policy
+from tepo.policy.sequences import TokenSequence, check_sequences, lay_out
+from tepo.policy.trained import Trained
+
+
+class ValueModel(Trained):
+    """A causal transformer with a scalar head on its hidden states.
+
+    The value of a token is that of the state before it: the head sees the hidden state that predicts the token.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        head: nn.Linear,
+        *,
+        device: torch.device,
+        vocabulary: int,
+        max_positions: int,
+        context: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        self.model: Any = nn.ModuleDict({"backbone": backbone, "head": head}).eval()
+        self.device = device
+        self._vocabulary = vocabulary
+        self._max_positions = max_positions
+        self._context = context
+        self._recomputed = [module for module in backbone.modules() if getattr(module, "gradient_checkpointing", False)]
+
+    def values(self, sequences: Sequence[TokenSequence], *, width: int | None = None) -> Tensor:
+        """Return the values [B, T] of the response tokens, float32 or better, zero elsewhere; T is `width` or the
+        longest response. They carry a gradient unless torch.no_grad() is on."""
+        check_sequences(sequences, vocabulary=self._vocabulary, max_positions=self._max_positions)
+        layout = lay_out(sequences, width=width, device=self.device)
+        recomputed = self._recomputed if torch.is_grad_enabled() else ()
+        with self._context(), recomputing(recomputed):
+            hidden = self.model["backbone"](input_ids=layout.ids, use_cache=False)[0]
+        chosen = hidden.flatten(0, 1).index_select(0, layout.predictors)
+        head = self.model["head"]
+        found: Tensor = head(chosen.to(head.weight.dtype)).squeeze(-1)
+        flat = found.new_zeros(layout.mask.numel()).index_copy(0, layout.slots, found)
+        return flat.view(layout.mask.shape)
+
+
+def value_of_policy(policy: Policy) -> ValueModel:
+    """Return a value model on a copy of the policy's backbone, adapter layers included, whose values are all 0 at
+    first: its head starts at zero, and the first update moves the head alone."""
+    backbone = copy.deepcopy(policy.model.base_model)
+    embedding = policy.model.get_input_embeddings().weight
+    head = nn.Linear(_hidden_size(policy.model.config), 1, device=policy.device, dtype=embedding.dtype)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return _like(policy, backbone, head)
+
+
+def load_value_model(path: str, policy: Policy, config: PolicyConfig) -> ValueModel:
+    """Return a value model that starts from a sequence-classification model (a reward model) or a causal language
+    model in a folder; without a scalar head there, the head starts at zero. All of it is trained.
+
+    Raises:
+        InputError: there is no such model, or it does not share the policy's tokens.
+    """
+    import transformers
+
+    try:
+        model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
+            path, num_labels=1, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=False
+        )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise InputError(f"critic.path={path!r} cannot be loaded as a value model: {error}") from error
+    head = getattr(model, "score", None)
+    if not isinstance(head, nn.Linear) or head.out_features != 1:
+        raise InputError(f"critic.path={path!r}: expected a causal model with one score a position (a layer `score`)")
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith("score."))
+    if missing:
+        raise InputError(f"critic.path={path!r} lacks {len(missing)} weights, first {missing[0]!r}")
+    if any(key.startswith("score.") for key in report["missing_keys"]):
+        nn.init.zeros_(head.weight)
+    found = int(model.get_input_embeddings().weight.shape[0])
+    if found != policy.vocabulary:
+        raise InputError(
+            f"critic.path={path!r} has {found} token ids, the policy {policy.vocabulary}: they must share a tokenizer"
+        )
+    disable_dropout(model.eval())
+    model.to(device=policy.device, dtype=policy.model.get_input_embeddings().weight.dtype).requires_grad_(True)
+    if config.gradient_checkpointing:
+        enable_recomputation(model)
+    return _like(policy, model.base_model, head)
+
+
+def _like(policy: Policy, backbone: Any, head: nn.Linear) -> ValueModel:
+    return ValueModel(
+        backbone,
+        head,
+        device=policy.device,
+        vocabulary=policy.vocabulary,
+        max_positions=policy.max_positions,
+        context=policy.compute_context,
+    )
+
+
+def _hidden_size(config: Any) -> int:
+    return int(config.get_text_config().hidden_size)
