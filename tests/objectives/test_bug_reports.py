@@ -13,8 +13,10 @@ from torch import Tensor
 import tepo
 from tepo.objectives import (
     KL,
+    EntropyBonus,
     GroupNormalized,
     NoRatio,
+    NotTruncated,
     Objective,
     Parts,
     PolicyGradient,
@@ -222,6 +224,24 @@ def test_trl_3476_a_truncated_response_stays_in_its_groups_statistics() -> None:
         truncated=torch.tensor([False, True]),
     )
     assert float(tepo.objective("reinforce", truncated="drop")(batch).loss) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("denominator", "tokens"), [("selected", 1), ("all", 2)])
+def test_a_row_filter_counts_the_same_tokens_for_every_term(denominator: Any, tokens: int) -> None:
+    """Two responses of one token, the second truncated: losses 3 (and 5), entropies 2 (and 4)."""
+    batch = losses_of([[3], [5]]).replace(
+        truncated=torch.tensor([False, True]), entropy=torch.tensor([[2.0], [4.0]], dtype=torch.float64)
+    )
+    objective = Objective(
+        "filtered",
+        ratio=NoRatio(),
+        surrogate=PolicyGradient(),
+        selectors=(NotTruncated(denominator=denominator),),
+        regularizers=(EntropyBonus(1.0),),
+    )
+    metrics = objective(batch).metrics
+    assert metrics["loss/policy"] == pytest.approx(3 / tokens)
+    assert metrics["loss/entropy_bonus"] == pytest.approx(-2 / tokens)
 
 
 def test_openrlhf_1243_length_counts_the_tokens_of_a_mask_with_holes() -> None:
