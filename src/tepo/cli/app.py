@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from tepo.cli.compare import compare
 from tepo.cli.doctor import doctor
 from tepo.cli.eval import evaluate
 from tepo.cli.explain import explain
@@ -58,6 +59,7 @@ def _root(
 app.command("train", cls=TrainCommand, short_help="Train a policy, continue a run or fork one.")(train)
 app.command("eval", short_help="Evaluate a model or a run: avg@k, pass@k, maj@k.")(evaluate)
 app.command("sample", short_help="Talk to a model or a checkpoint.")(sample)
+app.command("compare", short_help="Compare variants over seeds: a study, with verdicts.")(compare)
 app.command("objectives", short_help="List the methods of the catalogue.")(objectives)
 app.command("explain", short_help="Explain a method, or two side by side.")(explain)
 app.command("doctor", short_help="Say what this machine can do and what is missing.")(doctor)
