@@ -212,6 +212,17 @@ def test_equal_rewards_are_exactly_silent_at_any_size(eps: float, dtype: torch.d
                 assert part.of(rewards, group).abs().max() == 0
 
 
+def test_rewards_an_ulp_apart_are_equal_and_rewards_ten_millionths_apart_are_not() -> None:
+    """A mean of floats can be off by an ulp; divided by a deviation as small, rounding would become a signal."""
+    group = torch.zeros(3, dtype=torch.long)
+    for value in (0.1, 1.0, -250.0):
+        reward = torch.tensor(value)
+        ulp = torch.nextafter(reward, torch.tensor(float("inf")))
+        for part in (GroupNormalized(eps=0.0), LeaveOneOut()):
+            assert part.of(torch.stack([reward, ulp, reward]), group).tolist() == [0, 0, 0]
+            assert float(part.of(torch.stack([reward, reward * (1 + 1e-5), reward]), group).abs().min()) > 0
+
+
 def test_a_response_without_a_reward_has_no_advantage_and_no_say() -> None:
     nan = float("nan")
     rewards, group = torch.tensor([1.0, 0, nan, 0, nan, 2.0]), torch.tensor([0, 0, 0, 0, 1, 1])
