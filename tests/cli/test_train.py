@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ended import Tepo
 
-from tepo.cli.report import accuracy_lines, command_name, next_commands
+from tepo.cli.outcome import accuracy_lines, command_name, next_commands
 from tepo.cli.train import request
 from tepo.core.errors import InputError
 from tepo.training import RunResult
@@ -208,7 +208,7 @@ def test_every_example_is_a_valid_configuration(path: Path, monkeypatch: pytest.
     from tepo.training import load_config
 
     monkeypatch.chdir(EXAMPLES.parent)
-    assert load_config(path).objective.name == "tepo"
+    assert load_config(path).objective.build().name
 
 
 def test_the_example_with_its_own_reward_runs(tepo_: Tepo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
