@@ -258,6 +258,20 @@ def test_clip_metrics_of_the_second_fixture(second: TokenBatch) -> None:
     assert tepo.objective("tepo")(second).metrics["mask/kl"] == pytest.approx(1 / 5)
 
 
+def test_metrics_of_dropped_rows(second: TokenBatch) -> None:
+    """clip/* are shares of the policy term's tokens, mask/* of all tokens; the rest describes every token."""
+    drop = {"truncated": "drop"}
+    without_row_2 = second.replace(truncated=torch.tensor([False, True]))
+    metrics = tepo.objective("dapo", **DUAL, **drop)(without_row_2).metrics
+    assert (metrics["clip/high"], metrics["clip/low"], metrics["clip/dual"]) == pytest.approx((1 / 3, 0, 0))
+    assert metrics["entropy/new"] == pytest.approx(3.8 / 5)
+    assert metrics["entropy/old"] == pytest.approx(4.5 / 5)
+    assert metrics["ratio/max"] == pytest.approx(3.669297, **SIX_DIGITS)
+    assert tepo.objective("tepo", **drop)(without_row_2).metrics["mask/kl"] == pytest.approx(1 / 5)
+    without_row_1 = second.replace(truncated=torch.tensor([True, False]))
+    assert tepo.objective("tepo", **drop)(without_row_1).metrics["mask/kl"] == 0
+
+
 # --- reducers by themselves ------------------------------------------------------------------------------------------
 
 
