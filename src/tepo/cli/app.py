@@ -19,6 +19,7 @@ from tepo.cli.explain import explain
 from tepo.cli.objectives import objectives
 from tepo.cli.sample import sample
 from tepo.cli.train import TrainCommand, train
+from tepo.cli.view import view
 from tepo.core.errors import InputError, TepoError
 
 DONE, FAILED, WRONG_INPUT = 0, 1, 2
@@ -60,6 +61,7 @@ app.command("train", cls=TrainCommand, short_help="Train a policy, continue a ru
 app.command("eval", short_help="Evaluate a model or a run: avg@k, pass@k, maj@k.")(evaluate)
 app.command("sample", short_help="Talk to a model or a checkpoint.")(sample)
 app.command("compare", short_help="Compare variants over seeds: a study, with verdicts.")(compare)
+app.command("view", short_help="Look at a run's responses token by token.")(view)
 app.command("objectives", short_help="List the methods of the catalogue.")(objectives)
 app.command("explain", short_help="Explain a method, or two side by side.")(explain)
 app.command("doctor", short_help="Say what this machine can do and what is missing.")(doctor)

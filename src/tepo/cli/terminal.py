@@ -9,15 +9,13 @@ from __future__ import annotations
 import json
 import math
 import sys
-import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tepo.core.text import plain as plain  # noqa: PLC0414  verbs find it here
+
 if TYPE_CHECKING:
     from rich.console import Console
-
-# Invisible characters that reorder text: a terminal would show something else than what is there.
-_REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -25,25 +23,6 @@ def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
-
-
-def plain(text: str) -> str:
-    """Return `text` with control and reordering characters made visible; newlines and tabs stay."""
-    return "".join(_visible(character) for character in text)
-
-
-def _visible(character: str) -> str:
-    """Return a harmless stand-in for a character that a terminal would obey."""
-    if character in "\n\t":
-        return character
-    code = ord(character)
-    if code < 0x20:
-        return chr(0x2400 + code)
-    if code == 0x7F:
-        return "\u2421"
-    if character in _REORDERING or unicodedata.category(character) in ("Cc", "Cs"):
-        return "\ufffd"
-    return character
 
 
 def complain(text: str) -> None:

@@ -59,7 +59,7 @@ def train(
     from tepo.cli.process import prepare
 
     prepare()
-    from tepo.cli.report import record, show
+    from tepo.cli.outcome import record, show
 
     result = _run(asked, dry_run=dry_run)
     if as_json:
