@@ -10,19 +10,31 @@ from tepo.objectives.advantages import GroupNormalized, LeaveOneOut
 from tepo.objectives.baselines import BestOfGroup, LengthWeightedBaseline, SignalRescaled
 from tepo.objectives.batch import TokenBatch
 from tepo.objectives.catalogue import Entry, entry, method, objective, objectives
+from tepo.objectives.composition import compose
+from tepo.objectives.covariance import CovarianceBand, CovarianceKernel, TopCovariance
 from tepo.objectives.detached_surrogates import CappedWeight, DivergenceMask, GammaWeight
+from tepo.objectives.entropies import EntropyBonusAdvantage, EntropyChangeWeights, ProgressGate, TopEntropy
+from tepo.objectives.entropy_rewards import (
+    ClassNormalized,
+    ConfidenceReward,
+    EntropySharedRewards,
+    NoAdvantage,
+    TokenEntropy,
+)
+from tepo.objectives.max_entropy import DualAscent, SoftBaseline, Steps, TemperedEntropy
 from tepo.objectives.objective import Needs, Objective, Output, Prepared, Statistics, credit
 from tepo.objectives.ratios import (
     AnnealedHolderRatio,
     HolderRatio,
     NoRatio,
     PrefixRatio,
+    RatioValue,
     SequenceRatio,
     SequenceSumRatio,
     SequenceTokenRatio,
     TokenRatio,
 )
-from tepo.objectives.reducers import SequenceMean, SequenceSum, TokenMean
+from tepo.objectives.reducers import SequenceMean, SequenceSum, TokenMean, Weights
 from tepo.objectives.regularizers import (
     KL,
     AdaptiveCoefficient,
@@ -32,9 +44,10 @@ from tepo.objectives.regularizers import (
     State,
 )
 from tepo.objectives.returns import GAE, TokenReturns
-from tepo.objectives.selectors import InformativeGroups, NotTruncated
+from tepo.objectives.row_weights import EvenRows, LengthPreference
+from tepo.objectives.selectors import InformativeGroups, NotTruncated, RandomTokens
 from tepo.objectives.several_rewards import PerReward
-from tepo.objectives.shaping import ClippedReward, MissingEOS, SequenceKLPenalty, TokenKLPenalty, Verified
+from tepo.objectives.shaping import ClippedReward, MissingEOS, SequenceKLPenalty, SoftOverlong, TokenKLPenalty, Verified
 from tepo.objectives.sums import Parts, Sums
 from tepo.objectives.surrogates import (
     OnPolicyRows,
@@ -43,9 +56,11 @@ from tepo.objectives.surrogates import (
     QuadraticDrift,
     Rejection,
     SoftGate,
+    SurrogateValue,
     Unclipped,
 )
 from tepo.objectives.transforms import Whitened
+from tepo.objectives.trie import PrefixAdvantage, UniquePrefixes
 from tepo.objectives.value import ValueLoss
 from tepo.objectives.weights import Masked, NoWeight, SequenceMasked, Truncated
 
@@ -56,10 +71,19 @@ __all__ = [
     "AnnealedHolderRatio",
     "BestOfGroup",
     "CappedWeight",
+    "ClassNormalized",
     "ClippedReward",
+    "ConfidenceReward",
+    "CovarianceBand",
+    "CovarianceKernel",
     "DivergenceMask",
+    "DualAscent",
     "EntropyBonus",
+    "EntropyBonusAdvantage",
+    "EntropyChangeWeights",
+    "EntropySharedRewards",
     "Entry",
+    "EvenRows",
     "EveryToken",
     "FallingEntropy",
     "GammaWeight",
@@ -67,10 +91,12 @@ __all__ = [
     "HolderRatio",
     "InformativeGroups",
     "LeaveOneOut",
+    "LengthPreference",
     "LengthWeightedBaseline",
     "Masked",
     "MissingEOS",
     "Needs",
+    "NoAdvantage",
     "NoRatio",
     "NoWeight",
     "NotTruncated",
@@ -81,9 +107,13 @@ __all__ = [
     "Parts",
     "PerReward",
     "PolicyGradient",
+    "PrefixAdvantage",
     "PrefixRatio",
     "Prepared",
+    "ProgressGate",
     "QuadraticDrift",
+    "RandomTokens",
+    "RatioValue",
     "Rejection",
     "SequenceKLPenalty",
     "SequenceMasked",
@@ -93,20 +123,31 @@ __all__ = [
     "SequenceSumRatio",
     "SequenceTokenRatio",
     "SignalRescaled",
+    "SoftBaseline",
     "SoftGate",
+    "SoftOverlong",
     "State",
     "Statistics",
+    "Steps",
     "Sums",
+    "SurrogateValue",
+    "TemperedEntropy",
     "TokenBatch",
+    "TokenEntropy",
     "TokenKLPenalty",
     "TokenMean",
     "TokenRatio",
     "TokenReturns",
+    "TopCovariance",
+    "TopEntropy",
     "Truncated",
     "Unclipped",
+    "UniquePrefixes",
     "ValueLoss",
     "Verified",
+    "Weights",
     "Whitened",
+    "compose",
     "credit",
     "entry",
     "method",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tepo.core.errors import InputError, nearest
-from tepo.objectives.method import Method, Paper, Status
+from tepo.objectives.method import Method, Paper, Status, fits
 from tepo.objectives.objective import Needs, Objective
 from tepo.objectives.papers.cispo import CISPO
 from tepo.objectives.papers.clip_cov import ClipCov, KLCov
@@ -134,7 +134,7 @@ def objective(name: str, **overrides: Any) -> Objective:
 
 
 def method(name: str, **overrides: Any) -> Method:
-    """Return the settings of a method, some of them overridden."""
+    """Return the settings of a method, some of them overridden; "none" is None where a setting may be unset."""
     if name not in METHODS:
         raise InputError(f"objective {name!r} is not in the catalogue.{nearest(name, METHODS)} See: tepo objectives")
     chosen = METHODS[name]
@@ -144,7 +144,11 @@ def method(name: str, **overrides: Any) -> Method:
             raise InputError(
                 f"objective {name!r} has no setting {key!r}.{nearest(key, known)} See: tepo explain {name}"
             )
-    return chosen(**overrides)
+    hints = typing.get_type_hints(chosen)
+    unset: dict[str, Any] = {
+        key: None for key, value in overrides.items() if value == "none" and fits(None, hints[key])
+    }
+    return chosen(**(overrides | unset))
 
 
 def objectives() -> list[Entry]:

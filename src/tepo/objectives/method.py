@@ -69,7 +69,7 @@ class Method:
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))
         for item in dataclasses.fields(self):
-            check_setting(self.name, item.name, getattr(self, item.name), hints[item.name])
+            check_value(f"objective {self.name!r}", item.name, getattr(self, item.name), hints[item.name])
 
     def compose(self) -> Objective:
         """Return the objective these settings stand for."""
@@ -125,7 +125,7 @@ class GroupMethod(Method):
         return GroupNormalized(eps=self.advantage_eps)
 
 
-def check_setting(owner: str, name: str, value: Any, hint: Any) -> None:
+def check_value(where: str, name: str, value: Any, hint: Any) -> None:
     """Raise `InputError` unless `value` fits the annotation (numbers, bools, literals, tuples and unions of them)."""
     if fits(value, hint):
         return
@@ -134,7 +134,7 @@ def check_setting(owner: str, name: str, value: Any, hint: Any) -> None:
         expected = f"one of {', '.join(map(repr, choices))}." + nearest(str(value), map(str, choices))
     else:
         expected = getattr(hint, "__name__", str(hint))
-    raise InputError(f"objective {owner!r}: {name}={value!r}, expected {expected}")
+    raise InputError(f"{where}: {name}={value!r}, expected {expected}")
 
 
 def fits(value: Any, hint: Any) -> bool:

@@ -175,9 +175,12 @@ def _of_tokens(metrics: dict[str, float]) -> dict[str, float]:
 
 
 def _common_scale(expected: Outcome, got: Outcome) -> float:
+    """Return got / expected of the gradients, or of the loss where all gradients are 0 (everything is clipped)."""
     wanted, found = (torch.cat([value.flatten() for value in each.gradients.values()]) for each in (expected, got))
     norm = float((wanted**2).sum())
-    return float((wanted * found).sum()) / norm if norm > 0 else 1.0
+    if norm > 0:
+        return float((wanted * found).sum()) / norm
+    return float(got.loss) / float(expected.loss) if float(expected.loss) != 0 else 1.0
 
 
 def all_masked(objective: Objective, batch: TokenBatch, expected: Outcome) -> Iterator[Difference]:

@@ -10,7 +10,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tepo.objectives import Objective, method, objective
+from tepo.core.errors import InputError
+from tepo.objectives import Objective, compose, method, objective
+from tepo.objectives.composition import SLOTS, as_tree, split
 from tepo.policy.config import PolicyConfig
 from tepo.rollout.config import SamplingConfig
 from tepo.tasks.config import RewardConfig, TaskConfig
@@ -23,24 +25,53 @@ class Section(BaseModel):
 
 
 class ObjectiveConfig(BaseModel):
-    """Which objective, and any of its fields overridden: `name = "tepo"`, `kl_coef = 0.5`."""
+    """Which objective, and any of its settings: `name = "tepo"`, `kl_coef = 0.5`; or a new one on a `base`.
+
+    With `base`, parts may be replaced too: `ratio = { part = "SequenceRatio" }`, or a list of them for shaping,
+    transforms, selectors and regularizers. Parts and their fields: docs/objectives.md.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
 
     name: str = "tepo"
-    """Name in the catalogue (`tepo objectives` lists them); further keys override the objective's fields."""
+    """Name in the catalogue (`tepo objectives` lists them); with `base`, any name. Further keys are the
+    method's settings."""
+    base: str | None = None
+    """Method of the catalogue that a new objective starts from."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_after_its_base(cls, given: Any) -> Any:
+        if isinstance(given, dict) and isinstance(given.get("base"), str) and "name" not in given:
+            return {**given, "name": f"{given['base']}-composed"}
+        return given
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """The fields given beside the name."""
+        """The settings and parts given beside name and base."""
         return dict(self.__pydantic_extra__ or {})
 
     def resolved(self) -> dict[str, Any]:
-        """Return the name and every setting of the objective, defaults included."""
-        return {"name": self.name, **dataclasses.asdict(method(self.name, **self.overrides))}
+        """Return everything that makes the objective, defaults included; "none" where a setting differs by it."""
+        settings, parts = (self.overrides, {}) if self.base is None else split(self.base, self.overrides)
+        chosen = method(self.base or self.name, **settings)
+        default = {field.name: field.default for field in dataclasses.fields(chosen)}
+        plain = {
+            name: "none" if value is None and default[name] is not None else value
+            for name, value in dataclasses.asdict(chosen).items()
+        }
+        built = self.build()
+        named = {"name": self.name} if self.base is None else {"name": self.name, "base": self.base}
+        return {**named, **plain, **{place: as_tree(getattr(built, place)) for place in parts}}
 
     def build(self) -> Objective:
-        """Return the objective; an unknown name or field is an `InputError` with the nearest match."""
+        """Return the objective; an unknown name, setting, part or field is an `InputError` with the nearest match."""
+        if self.base is not None:
+            return compose(self.base, self.overrides, name=self.name)
+        if any(key in SLOTS and not isinstance(value, str | int | float) for key, value in self.overrides.items()):
+            raise InputError(
+                f'[objective] name = "{self.name}" takes settings alone; parts go with base = "{self.name}"'
+            )
         return objective(self.name, **self.overrides)
 
 
