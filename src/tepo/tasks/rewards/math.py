@@ -10,6 +10,7 @@ import logging
 from typing import Any
 
 from tepo.tasks.rewards.extract import as_number, canonical_number, last_boxed, plain
+from tepo.tasks.rewards.forms import as_interval, decide, is_choice, is_interval, stated_choice, tidy
 from tepo.tasks.rewards.guard import guarded
 from tepo.tasks.rewards.verdict import Verdict
 
@@ -18,22 +19,55 @@ TAIL = 4000  # characters at the end of a response in which an unboxed answer is
 
 def equal(response: str, answer: str, *, strict: bool = False) -> Verdict:
     """Score 1 when the response's answer equals the reference, 0 otherwise, None without a usable reference."""
-    gold_text = plain(_content(answer))
-    if not gold_text:
+    if not plain(_content(answer)):
         return Verdict(None)
     box = last_boxed(response)
-    if box is None and strict:
+    if box is not None:
+        return _judge_box(box, answer)
+    return Verdict(0.0) if strict else _judge_text(response, answer)
+
+
+def _judge_box(box: str, answer: str) -> Verdict:
+    """Compare what stands in a box with the reference: as text, by the rules of `forms`, then as mathematics."""
+    reference, bare = tidy(_content(answer)), tidy(box)
+    if not plain(box):
         return Verdict(0.0)
-    if box is not None and not plain(box):
-        return Verdict(0.0)
-    if box is not None and plain(box) == gold_text:
+    if plain(box) == plain(_content(answer)):
         return Verdict(1.0, _canonical_text(box))
-    given = _parse(rf"\boxed{{{box}}}" if box is not None else response[-TAIL:])
-    if not given:
-        return Verdict(0.0, plain(box) if box is not None else None)
+    told = decide(reference, bare)
+    if told is not None and as_number(bare) is not None:
+        return Verdict(float(told), _canonical_text(bare))
+    given = _parse(rf"\boxed{{{bare}}}")
+    found = _canonical(given, box) if given else plain(box)
+    if told is not None or not given:
+        return Verdict(float(bool(told)), found)
     gold = _parse_reference(answer)
-    right = bool(gold) and _verify(gold, given)
-    return Verdict(float(right), _canonical(given, box))
+    right = (bool(gold) and _verify(gold, given)) or _same_interval(reference, bare)
+    return Verdict(float(right), found)
+
+
+def _judge_text(response: str, answer: str) -> Verdict:
+    """Compare what Math-Verify finds last in the response's end; a choice of letters must be stated as the answer."""
+    letter, chosen = is_choice(_content(answer)), stated_choice(response)
+    if letter is not None and chosen is not None:
+        return Verdict(float(chosen == letter), plain(chosen))
+    given = _parse(response[-TAIL:])
+    if not given:
+        return Verdict(0.0)
+    gold = _parse_reference(answer)
+    return Verdict(float(bool(gold) and _verify(gold, given)), _canonical(given, None))
+
+
+def _same_interval(reference: str, answer: str) -> bool:
+    """Return whether an interval on one side equals an inequality on the other, ends and their kind alike."""
+    sides = [as_interval(text) for text in (reference, answer)]
+    if [*sides] == [reference, answer] or not all(is_interval(side) for side in sides):
+        return False
+    shapes = [side.replace("\\left", "").replace("\\right", "").strip() for side in sides]
+    if any(shapes[0][place] != shapes[1][place] for place in (0, -1)):
+        return False
+    ends = [[_parse(rf"\boxed{{{end}}}") for end in shape[1:-1].split(",")] for shape in shapes]
+    return all(gold and given and _verify(gold, given) for gold, given in zip(*ends, strict=True))
 
 
 def _content(answer: str) -> str:
@@ -49,9 +83,8 @@ def _parse(text: str) -> list[Any]:
 
 
 def _parse_reference(answer: str) -> list[Any]:
-    if last_boxed(answer) is None and "$" not in answer:
-        return _parse(rf"\boxed{{{answer}}}") or _parse(answer)
-    return _parse(answer)
+    content = tidy(_content(answer))
+    return _parse(rf"\boxed{{{content}}}") or _parse(answer)
 
 
 def _verify(gold: list[Any], given: list[Any]) -> bool:
