@@ -78,6 +78,8 @@ def test_responses_of_8192_tokens_are_finite(name: str, drift: float) -> None:
         correct=torch.tensor([True, False]),
         truncated=torch.tensor([False, False]),
         group=torch.zeros(2, dtype=torch.long),
+        row_id=torch.arange(2),
+        token_ids=torch.arange(2 * 8192).view(shape) // 8000,
     )
     assert_finite(objective, batch)
 
@@ -151,13 +153,15 @@ def test_float32_and_bfloat16_batches_never_make_float64(name: str, settings: di
     for dtype in (torch.float32, torch.bfloat16):
         for kind in ("plain", "first-update", "reward-components"):
             batch = random_batch(0, fields=objective.needs.batch, kind=kind, dtype=dtype)
-            logp = batch.logp.clone().requires_grad_(True)
+            current = {name: value for name, value in batch.present() if name in ("logp", "entropy")}
+            leaves = {name: value.clone().requires_grad_(True) for name, value in current.items()}
             with NoWiderThanFloat32():
-                out = objective(batch.replace(logp=logp))
+                out = objective(batch.replace(**leaves))
                 out.loss.backward()
             assert out.loss.dtype == torch.float32
-            assert logp.grad is not None
-            assert logp.grad.dtype == dtype
+            gradients = [leaf.grad for leaf in leaves.values() if leaf.grad is not None]
+            assert gradients
+            assert all(gradient.dtype == dtype for gradient in gradients)
 
 
 @pytest.mark.parametrize("device", ["cuda", "mps"])

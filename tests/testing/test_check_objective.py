@@ -143,6 +143,10 @@ class Faulty:
 
     fault: str
     fine: bool = False
+    needs: frozenset[str] = frozenset()
+    scores: frozenset[str] = frozenset()
+    needs: frozenset[str] = frozenset()
+    scores: frozenset[str] = frozenset()
 
     def __call__(self, ratio: RatioValue, advantage: Tensor, batch: TokenBatch) -> SurrogateValue:
         value = PPOClip(0.2, 0.2)(ratio, advantage, batch)

@@ -1,0 +1,139 @@
+"""Methods that choose, weigh or reward single tokens equal an independent re-implementation, at all their settings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from reference_checks import BATCHES, SHARED, Options, assert_equal, batch_for, drawn
+from reference_tokens import METHODS, Learned, reference
+
+import tepo
+from tepo.core.seeds import stream
+from tepo.testing import Outcome, evaluate
+
+CLIPS: Options = {"clip_low": (0.2, 3e-4, 1.0), "clip_high": (0.28, 4e-4, 1.0)}
+DUAL: Options = {"clip_dual": (None, 1.2, 10.0)}
+EPS: Options = {"advantage_eps": (1e-6, 1e-4)}
+SHARING: Options = {"reward_base": (1.0, 0.0), "reward_bonus": (0.1, 2.0), "normalize": ("class", "group")}
+EM_RL: Options = {"ratio": ("none", "token"), "kl_coef": (1e-3, 0.5, 0), **CLIPS}
+
+# Every setting of every method with the values to try, beside the shared ones.
+OPTIONS: dict[str, Options] = {
+    "clip-cov": {
+        **CLIPS,
+        **EPS,
+        "clip_fraction": (2e-4, 0.1, 1.0),
+        "covariance_low": (1.0, 0.01, -1.0),
+        "covariance_high": (5.0, 1.5),
+        "seed": (0, 1, -7),
+    },
+    "kl-cov": {
+        **EPS,
+        "kl_coef": (1.0, 0.3, 0),
+        "kl_fraction": (2e-3, 0.2, 1.0),
+        "kl_estimator": ("abs", "k1", "k2", "k3", "k3-old"),
+    },
+    "steer": {
+        **CLIPS,
+        **DUAL,
+        **EPS,
+        "weight_map": ("exponential", "linear"),
+        "weight_low": (0.8, 0.3, 1.0),
+        "weight_high": (1.2, 2.0, 1.0),
+    },
+    "high-entropy": {
+        **CLIPS,
+        **DUAL,
+        **EPS,
+        "entropy_fraction": (0.2, 0.5, 0.01, 1.0),
+        "rule": ("top-k", "quantile"),
+        "denominator": ("selected", "all"),
+    },
+    "entropy-advantage": {
+        **CLIPS,
+        **DUAL,
+        **EPS,
+        "alpha": (0.4, 0.1, 0.0, 5.0),
+        "kappa": (2.0, 1.1),
+        "entropy": ("old", "current"),
+    },
+    "cw-grpo": {
+        **CLIPS,
+        **EPS,
+        "scope": ("mini", "group"),
+        "deviation": ("population", "sample"),
+        "bandwidth": (1.0, 0.3, 100.0),
+        "kl_coef": (0.0, 0.04),
+    },
+    "gtpo": {**CLIPS, **DUAL, **SHARING},
+    "grpo-s": {**CLIPS, **DUAL, **SHARING},
+    "erpo": {**CLIPS, **DUAL, **EPS, "gate": (5.0, 0.0, -1.0), "progress": (0.2, 2.0, 0.0), "buckets": (10, 1, 3)},
+    "lambda-grpo": {
+        **CLIPS,
+        **DUAL,
+        **EPS,
+        "length_preference": (0.0, 1.0, -2.5),
+        "learn": (True, False),
+        "length_scale": (1 / 9, 0.3, 0.0),
+    },
+    "s-grpo": {
+        **CLIPS,
+        **EPS,
+        "probability": (0.4, 0.0, 1.0, 0.8),
+        "always": (0, 1, 3),
+        "most": (None, 1, 2),
+        "seed": (0, 3),
+        "kl_coef": (0.0, 0.04),
+    },
+    "t-spmo": {},
+    "max-entropy": {
+        **CLIPS,
+        "temperature": (1e-3, 0.05),
+        "target_entropy": (0.3, 2.0),
+        "tuning": ("dual", "steps", "fixed"),
+        "temperature_rate": (0.1, 0.005),
+        "temperature_max": (0.1, 1.0),
+        "baseline": ("soft", "mean"),
+        "baseline_temperature": (1.0, 0.2, 10.0),
+    },
+    "em-rl-sequence": EM_RL,
+    "em-rl-token": EM_RL,
+    "em-ft": {"reducer": ("token-mean", "sequence-mean", "sequence-sum")},
+}
+
+
+def compare(got: Outcome, wanted: Learned, label: str) -> None:
+    by_lambda = got.gradients.pop("state lambda", None)
+    assert_equal(got, wanted, label)
+    if by_lambda is not None:
+        assert float(by_lambda) == pytest.approx(wanted.by_lambda, rel=1e-11, abs=1e-13), label
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_defaults_equal_the_reference(name: str) -> None:
+    for seed in range(BATCHES):
+        batch = batch_for(name, {}, seed)
+        compare(evaluate(tepo.objective(name), batch), reference(name, {}, batch), f"{name}, batch {seed}")
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_equal_the_reference(name: str) -> None:
+    draw = stream(0, "tests/tokens", sum(map(ord, name)))
+    seen: Counter[tuple[str, Any]] = Counter()
+    for seed in range(BATCHES):
+        settings = drawn(OPTIONS[name], draw)
+        seen.update(settings.items())
+        batch = batch_for(name, settings, 1000 + seed)
+        outcome = evaluate(tepo.objective(name, **settings), batch)
+        compare(outcome, reference(name, settings, batch), f"{name} {settings}, batch {1000 + seed}")
+    for key, values in {**OPTIONS[name], **SHARED}.items():
+        assert all(seen[key, value] >= 15 for value in values), f"{name}: {key} was not tried enough: {seen}"
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_setting_is_tried(name: str) -> None:
+    names = {setting.name for setting in tepo.objectives.entry(name).settings}
+    assert names == set(OPTIONS[name]) | set(SHARED)
+    assert set(OPTIONS) == set(METHODS)
