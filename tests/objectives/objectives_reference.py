@@ -275,6 +275,7 @@ SHARED = {
     "kl_adapt_to": None,
     "entropy_criterion": None,
     "kl_in_reward": False,
+    "overlong_length": None,
     "empty_rows": "skip",
     "advantage_eps": 1e-6,
     "clip_dual": None,
@@ -288,6 +289,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "tepo": TEPO_MARKOV | {"kl_coef": 1.0, "kl_target": "old", "entropy_criterion": "realised", "entropy_margin": 1e-3},
     "grpo": {"level": "token", "clip_low": 0.2, "clip_high": 0.2, "reducer": "sequence-mean", "kl_coef": 0.04},
     "dapo": {"level": "token", "clip_low": 0.2, "clip_high": 0.28, "reducer": "token-mean"},
+    "dapo-overlong": {
+        **{"level": "token", "clip_low": 0.2, "clip_high": 0.28, "reducer": "token-mean"},
+        **{"truncated": "drop", "overlong_length": 20480, "overlong_cache": 4096, "overlong_penalty": 1.0},
+    },
     "dr-grpo": {
         **{"level": "token", "clip_low": 0.2, "clip_high": 0.2, "reducer": "sequence-sum"},
         **{"constant": 3000, "advantage": "centred"},
@@ -330,6 +335,10 @@ def reference(name: str, overrides: dict[str, Any], batch: TokenBatch) -> Result
                 r - s["kl_coef"] * math.fsum(t.old - t.ref for t in row.tokens)
                 for r, row in zip(raw, rows, strict=True)
             ]
+        if s["overlong_length"] is not None:
+            start = s["overlong_length"] - s["overlong_cache"]
+            over = [min(1.0, max(0.0, (len(row.tokens) - start) / s["overlong_cache"])) for row in rows]
+            shaped = [r - s["overlong_penalty"] * share for r, share in zip(raw, over, strict=True)]
         for row, a in zip(rows, advantages(rows, shaped, s["advantage"], s["advantage_eps"]), strict=True):
             for t in row.tokens:
                 t.advantage = a

@@ -15,6 +15,7 @@ from tepo.testing import evaluate
 
 ESTIMATORS = ("k1", "abs", "k2", "k3", "k3-old", "full")
 CLIPS = {"clip_low": (0.2, 3e-4, 1.0), "clip_high": (0.28, 4e-4, 1.0), "clip_dual": (None, 1.2, 3.0)}
+OVERLONG = {"overlong_length": (None, 4), "overlong_cache": (3, 1), "overlong_penalty": (1.0, 0.3)}
 
 # Every setting of every method with the values to try, beside the shared ones.
 OPTIONS: dict[str, dict[str, tuple[Any, ...]]] = {
@@ -37,7 +38,14 @@ OPTIONS: dict[str, dict[str, tuple[Any, ...]]] = {
         "advantage_eps": (1e-6, 1e-4),
         "empty_rows": ("skip", "count"),
     },
-    "dapo": {**CLIPS, "scope": ("mini", "group"), "advantage_eps": (1e-6, 1e-4)},
+    "dapo": {**CLIPS, **OVERLONG, "scope": ("mini", "group"), "advantage_eps": (1e-6, 1e-4)},
+    "dapo-overlong": {
+        **CLIPS,
+        **OVERLONG,
+        "overlong_length": (20480, 5),
+        "scope": ("mini", "group"),
+        "advantage_eps": (1e-6, 1e-4),
+    },
     "dr-grpo": {**CLIPS, "max_length": (3000, 8)},
     "gspo": {**CLIPS, "advantage_eps": (1e-6, 1e-4), "empty_rows": ("skip", "count")},
     "gspo-token": {**CLIPS, "advantage_eps": (1e-6, 1e-4), "empty_rows": ("skip", "count")},
