@@ -159,7 +159,10 @@ def shared_out(rows: list[Row], labels: list[Labels], s: Settings) -> None:
         places = range(max(len(rows[i].tokens) for i in own)) if token_level else [0]
         for k in places:
             here = [i for i in own if len(rows[i].tokens) > k]
-            h = [rows[i].tokens[k].old_entropy if token_level else mean([t.old_entropy for t in rows[i].tokens]) for i in here]
+            h = [
+                rows[i].tokens[k].old_entropy if token_level else mean([t.old_entropy for t in rows[i].tokens])
+                for i in here
+            ]
             total = math.fsum(claim(x) for x in h)
             for i, x in zip(here, h, strict=True):
                 rewards[i, k] = signed(len(here) * claim(x) / total)
@@ -370,8 +373,7 @@ METHODS: dict[str, Settings] = {
     "kl-cov": COVARIANCE
     | {"term": unclipped, "kl_coef": 1.0, "kl_fraction": 2e-3, "kl_estimator": "abs", "kl_target": "old"},
     "steer": DAPO | {"clip_dual": 10.0, "weight_map": "exponential", "weight_low": 0.8, "weight_high": 1.2},
-    "high-entropy": DAPO
-    | {"clip_dual": 10.0, "entropy_fraction": 0.2, "rule": "top-k", "denominator": "selected"},
+    "high-entropy": DAPO | {"clip_dual": 10.0, "entropy_fraction": 0.2, "rule": "top-k", "denominator": "selected"},
     "entropy-advantage": DAPO | {"alpha": 0.4, "kappa": 2.0, "entropy": "old"},
     "cw-grpo": GRPO | {"scope": "mini", "deviation": "population", "bandwidth": 1.0},
     "gtpo": DAPO | {"level": "token", "reward_base": 1.0, "reward_bonus": 0.1, "normalize": "class"},
@@ -439,28 +441,17 @@ class Parts:
     held: set[tuple[int, int]]
 
 
-def set_advantages(
-    name: str, batch: TokenBatch, rows: list[Row], labels: list[Labels], s: Settings
-) -> list[bool]:
+def set_advantages(name: str, batch: TokenBatch, rows: list[Row], labels: list[Labels], s: Settings) -> list[bool]:
     """Give every token its advantage of the rollout batch; return the rows whose group says nothing."""
     raw = [row.reward for row in rows]
     dull = [silent(others_of(rows, raw, i)) for i in range(len(rows))]
     if batch.advantage is None:
-        values: list[float] | None = None
-        if "confidence" in s:
-            values = leave_one_out_of_confidence(rows, s)
-        elif name == "max-entropy":
-            values = soft_value(rows, s)
-        elif name in ("gtpo", "grpo-s"):
+        if name in ("gtpo", "grpo-s"):
             shared_out(rows, labels, s)
         elif name == "t-spmo":
             branching(rows, labels)
-        elif name == "em-ft":
-            values = [0.0] * len(rows)
         else:
-            values = advantages(rows, raw, "normalized", s["advantage_eps"])
-        if values is not None:
-            for row, a in zip(rows, values, strict=True):
+            for row, a in zip(rows, of_responses(name, rows, s), strict=True):
                 for t in row.tokens:
                     t.advantage = a
     made = batch.advantage is None and ("confidence" in s or name == "grpo-s")
@@ -471,6 +462,17 @@ def set_advantages(
     if name == "erpo":
         progress_gate(rows, s)
     return dull
+
+
+def of_responses(name: str, rows: list[Row], s: Settings) -> list[float]:
+    """One advantage a response."""
+    if "confidence" in s:
+        return leave_one_out_of_confidence(rows, s)
+    if name == "max-entropy":
+        return soft_value(rows, s)
+    if name == "em-ft":
+        return [0.0] * len(rows)
+    return advantages(rows, [row.reward for row in rows], "normalized", s["advantage_eps"])
 
 
 def judged(rows: list[Row], labels: list[Labels], s: Settings) -> list[bool]:
@@ -502,7 +504,7 @@ def add_up(name: str, batch: TokenBatch, rows: list[Row], s: Settings, parts: Pa
     whole = token_weights(rows, parts.whole_counted, s["reducer"], s["empty_rows"], s["constant"])
     factors = preference(rows, s) if name == "lambda-grpo" else [(1.0, 0.0)] * len(rows)
     bonus = s["entropy_coef"]
-    if name == "max-entropy" and not (s["tuning"] == "steps"):  # steps: no bonus before a first measurement
+    if name == "max-entropy" and s["tuning"] != "steps":  # steps: no bonus before a first measurement
         bonus += float32(s["temperature"])
     for i, row in enumerate(rows):
         rho = importance(row, s["importance_weight"], s["importance_cap"], s["log_ratio_clamp"])

@@ -16,6 +16,10 @@ from tepo.objectives.batch import TokenBatch, group_index, require
 from tepo.objectives.regularizers import State
 
 
+# A temperature moves by at most e^20 at once, so that no entropy, however odd, overflows it.
+LARGEST_STEP = 20.0
+
+
 class Tuner(Protocol):
     """How a temperature follows the measured entropy."""
 
@@ -45,7 +49,8 @@ class DualAscent:
 
     def __call__(self, coef: Tensor, entropy: float) -> Tensor:
         """Return the next temperature."""
-        return (coef * math.exp(-self.rate * (entropy - self.target))).clamp(1e-8, self.highest)
+        exponent = min(max(-self.rate * (entropy - self.target), -LARGEST_STEP), LARGEST_STEP)
+        return (coef * math.exp(exponent)).clamp(1e-8, self.highest)
 
     def applies(self, entropy: Tensor) -> Tensor:
         """The bonus always acts."""
