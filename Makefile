@@ -15,7 +15,7 @@ OFFLINE   := HF_HUB_OFFLINE=1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart install test test-all test-peers test-trl test-verl bench lint format clean
+.PHONY: help quickstart install test test-all test-peers test-trl test-verl bench docs lint format clean
 
 help:  ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,10 +75,13 @@ test-all: $(VENV)/.stamp-dev  ## every test: fast, slow, and against TRL and ver
 test-peers: test-trl test-verl  ## our objectives against TRL's and verl's own functions
 
 test-trl test-verl: test-%: .venv-%/.stamp
-	@$(ONE_THREAD) $(OFFLINE) TEPO_PEER=$* .venv-$*/bin/python -m pytest -q -p no:cacheprovider -m peer tests/peers/test_$*.py tests/peers/test_$*_differences.py
+	@$(ONE_THREAD) $(OFFLINE) TEPO_PEER=$* .venv-$*/bin/python -m pytest -q -p no:cacheprovider -m peer tests/peers/test_$*.py tests/peers/test_$*_*.py
 
 bench: $(VENV)/.stamp-dev  ## measure speed and memory on this machine
 	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+
+docs: $(VENV)/.stamp-run  ## write docs/objectives.md anew from the catalogue
+	@$(BIN)/tepo objectives --markdown > docs/.objectives.md && mv docs/.objectives.md docs/objectives.md
 
 lint: $(VENV)/.stamp-dev  ## style and types
 	@$(BIN)/ruff check src tests examples benchmarks

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from random_batches import Result, differentiate, leaf
 from torch import Tensor
+from trl.experimental.gmpo.gmpo_trainer import GMPOTrainer
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.rloo_trainer import RLOOTrainer
 
@@ -32,6 +33,12 @@ ARGUMENTS: dict[str, Any] = {
     "report_to": [],
     "use_bias_correction_kl": False,
     "delta": None,
+    "sapo_temperature_pos": 1.0,
+    "sapo_temperature_neg": 1.05,
+    "vespo_k_pos": 2.0,
+    "vespo_lambda_pos": 3.0,
+    "vespo_k_neg": 3.0,
+    "vespo_lambda_neg": 2.0,
 }
 SETTINGS: dict[str, Any] = {
     "loss_type": "grpo",
@@ -145,6 +152,10 @@ class GRPOStandIn(_StandIn, GRPOTrainer):
             assert self.batch.rollout_logp is not None
             sampled = [row[: len(own)].tolist() for row, own in zip(self.batch.rollout_logp, ids, strict=True)]
         return [[TOKEN]] * len(ids), ids, counts, [""] * len(ids), sampled, {}, None, None
+
+
+class GMPOStandIn(GRPOStandIn, GMPOTrainer):
+    """TRL's experimental GMPOTrainer on a token batch: GRPOTrainer with another loss."""
 
 
 class RLOOStandIn(_StandIn, RLOOTrainer):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from random_batches import Result, differentiate, leaf
 from torch import Tensor
+from verl.trainer.config import AlgoConfig
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 from verl.workers.config import ActorConfig
+from verl.workers.config.actor import PolicyLossConfig
 
 from tepo.objectives import TokenBatch
 
@@ -34,6 +38,8 @@ class Verl:
     masked_kl: tuple[float, str] | None = None  # KL to the old policy on TEPO's tokens, composed here
     entropy: float = 0.0
     weights: tuple[str, str | float] | None = None  # level and threshold of rollout weights
+    gamma: float = 1.0  # of token returns
+    policy_loss: Mapping[str, float] = field(default_factory=dict)  # fields of verl's PolicyLossConfig
 
     def config(self) -> ActorConfig:
         low, high, dual = self.clip
@@ -44,23 +50,32 @@ class Verl:
             clip_ratio_low=low,
             clip_ratio_high=high,
             clip_ratio_c=dual,
+            policy_loss=PolicyLossConfig(**self.policy_loss),  # type: ignore[arg-type]
         )
         config.global_batch_info["loss_scale_factor"] = self.scale
         return config
 
     def advantages(self, batch: TokenBatch) -> Tensor:
-        """Return verl's advantages [B, T]; the reward sits on the last position, the KL penalty on each token."""
+        """Return verl's advantages [B, T]; the reward sits on the last token, the KL penalty on each token.
+
+        A response without tokens has its reward on the last position, where the group's statistics see it.
+        """
         assert batch.rewards is not None
         assert batch.group is not None
         rewards = torch.zeros_like(batch.logp)
-        rewards[:, -1] = batch.rewards
+        last = (batch.mask * torch.arange(1, batch.mask.shape[1] + 1)).amax(dim=1) - 1
+        rewards[torch.arange(len(last)), last] = batch.rewards
         if self.reward_kl:
             rewards = (
                 rewards - self.reward_kl * core_algos.kl_penalty(batch.old_logp, batch.ref_logp, "kl") * batch.mask
             )
         estimator = core_algos.get_adv_estimator_fn(self.estimator)
-        named = {"norm_adv_by_std_in_grpo": self.by_std} if self.estimator.startswith("grpo") else {}
-        return estimator(token_level_rewards=rewards, response_mask=batch.mask, index=batch.group.numpy(), **named)[0]
+        named: dict[str, Any] = {"norm_adv_by_std_in_grpo": self.by_std} if self.estimator.startswith("grpo") else {}
+        if self.estimator in ("grpo_passk", "reinforce_plus_plus", "reinforce_plus_plus_baseline"):
+            named = {"config": AlgoConfig(gamma=self.gamma, norm_adv_by_std_in_grpo=self.by_std)}
+        return estimator(
+            token_level_rewards=rewards, response_mask=batch.mask.long(), index=batch.group.numpy(), **named
+        )[0]
 
     def aggregate(self, values: Tensor, batch: TokenBatch) -> Tensor:
         return core_algos.agg_loss(values, batch.mask, self.mode, loss_scale_factor=self.scale)
