@@ -12,9 +12,9 @@ from tepo.cli.models import MODEL_HELP, NamedModel
 from tepo.core.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from tepo.evaluation import Estimate, Evaluation, Summary
+    from tepo.evaluation import Estimate, Evaluation, Preset, Summary
     from tepo.policy import Policy
     from tepo.tasks import Problem
     from tepo.training.config import RunConfig
@@ -43,8 +43,25 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Also write every question's results to this file, as JSON lines.")
+        Path | None,
+        typer.Option(
+            help="Also write every question's results to this file, as JSON lines; the same command again continues "
+            "an evaluation that was stopped."
+        ),
     ] = None,
+    greedy: Annotated[
+        bool, typer.Option("--greedy", help="Also answer each question once, with the most probable tokens.")
+    ] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="RESULTS", help="Results that --out wrote, to compare with question by question."),
+    ] = None,
+    benchmark: Annotated[
+        str | None, typer.Option(help="Treat SOURCE as a known benchmark: aime24, math500, ...; told by its name else.")
+    ] = None,
+    grader_report: Annotated[
+        bool, typer.Option("--grader-report", help="List responses that lenient and strict grading judge differently.")
+    ] = False,
 ) -> None:
     """Evaluate a model or a run: avg@k, pass@k and maj@k with 95 % intervals over questions."""
     from tepo.cli.process import prepare
@@ -52,27 +69,73 @@ def evaluate(
     prepare()
     from tepo.cli.models import load, resolve
     from tepo.cli.terminal import print_json, speaker
+    from tepo.evaluation import compare, disagreements
 
     source, overrides = split_words(words or [])
     if k and max(k) > samples:
         raise InputError(f"--k {max(k)} needs at least {max(k)} samples a question: --samples {max(k)}")
     if out is not None and out.is_dir():
         raise InputError(f"--out {out} is a folder; expected a file to write")
+    other = _read_results(against) if against is not None else None
     say = speaker()
     named = resolve(model, say)
     sampling = {"temperature": temperature, "max_tokens": max_tokens}
-    config = _config(named, source, overrides, {key: value for key, value in sampling.items() if value is not None})
+    given = {key: value for key, value in sampling.items() if value is not None}
+    config = _config(named, source, overrides, given, known=_benchmark(benchmark, source, say))
     problems, chat = _problems(config, named, source, limit=limit, say=say)
     policy = load(named, config.model.model_dump(exclude={"path"}), say)
-    evaluation = _run(policy, problems, config, samples=samples, seed=seed, chat=chat)
+    evaluation = _run(policy, problems, config, samples=samples, seed=seed, chat=chat, out=out)
     summary = evaluation.summary(ks=k or None)
+    extra: dict[str, Any] = {}
+    if greedy:
+        alone = config.model_copy(update={"sampling": config.sampling.model_copy(update={"temperature": 0.0})})
+        beside = out.with_name(f"{out.stem}.greedy{out.suffix}") if out is not None else None
+        single = _run(policy, problems, alone, samples=1, seed=seed, chat=chat, out=beside)
+        extra["greedy"] = single.summary(ks=(1,)).average
+    if other is not None:
+        extra["against"] = compare(other, evaluation)
+    if grader_report:
+        extra["disagreements"] = disagreements(problems, evaluation, config.reward)
     if out is not None:
-        evaluation.write(out)
         say(f"every question's results: {out}")
     if as_json:
-        print_json({"model": model, "source": source or "held out", **summary.to_json()})
+        found = {"model": model, "source": source or "held out", **summary.to_json()}
+        found["pass_curve"] = {str(size): value.to_json() for size, value in evaluation.pass_curve().items()}
+        found["breakdown"] = {
+            label: {value: estimate.to_json() for value, estimate in values.items()}
+            for label, values in evaluation.breakdown().items()
+        }
+        print_json(found | {name: _plain(value) for name, value in extra.items()})
     else:
-        show(summary, title=f"{model} on {source or 'its held-out questions'}")
+        show(summary, title=f"{model} on {source or 'its held-out questions'}", greedy=extra.get("greedy"))
+        show_breakdown(evaluation)
+        show_extra(extra, against)
+
+
+def _plain(value: Any) -> Any:
+    return [item.to_json() for item in value] if isinstance(value, list) else value.to_json()
+
+
+def _read_results(path: Path) -> Evaluation:
+    """Read results that `--out` wrote; a file that is none is an `InputError`."""
+    from tepo.evaluation import Evaluation
+
+    try:
+        return Evaluation.read(path)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"--against {path}: not results that `tepo eval --out` wrote ({error})") from None
+
+
+def _benchmark(name: str | None, source: str | None, say: Callable[[str], None]) -> Preset | None:
+    """Return the known benchmark that a source is, saying what a model may have seen of it."""
+    from tepo.evaluation.presets import preset, recognised
+    from tepo.tasks.sources import read_rows
+
+    found = preset(name) if name is not None else recognised(source) if source is not None else None
+    if found is None or (name is None and not (Path(str(source)).is_file() and found.fits(read_rows(str(source))[0]))):
+        return None
+    say(f"{found.title}: {found.note}; usually {found.samples} samples a question")
+    return found
 
 
 def split_words(words: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -88,7 +151,14 @@ def split_words(words: Sequence[str]) -> tuple[str | None, list[str]]:
     return (sources[0] if sources else None), overrides
 
 
-def _config(named: NamedModel, source: str | None, overrides: list[str], sampling: dict[str, Any]) -> RunConfig:
+def _config(
+    named: NamedModel,
+    source: str | None,
+    overrides: list[str],
+    sampling: dict[str, Any],
+    *,
+    known: Preset | None = None,
+) -> RunConfig:
     """Return what the evaluation is made of: the run's own settings, or defaults for another source."""
     from tepo.training.loading import load_config
     from tepo.training.rundir import plain_config
@@ -102,6 +172,9 @@ def _config(named: NamedModel, source: str | None, overrides: list[str], samplin
     else:
         model = {} if named.run is None else plain_config(named.run)["model"]
         values = {"model": model, "task": {"source": source}, "sampling": {"max_tokens": 512, **sampling}}
+        if known is not None:
+            values["task"] |= known.task()
+            values["reward"] = dict(known.reward)
     if named.checkpoint is None:
         values["model"].pop("lora", None)  # a saved model is merged
     values["model"]["path"] = named.path
@@ -125,23 +198,33 @@ def _problems(
 
 
 def _run(
-    policy: Policy, problems: list[Problem], config: RunConfig, *, samples: int, seed: int, chat: bool | str
+    policy: Policy,
+    problems: list[Problem],
+    config: RunConfig,
+    *,
+    samples: int,
+    seed: int,
+    chat: bool | str,
+    out: Path | None,
 ) -> Evaluation:
-    """Sample and grade, with a progress bar on stderr."""
+    """Sample and grade, with a progress bar on stderr; with `out`, go on with what is there, and write it."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from tepo.cli.terminal import console
+    from tepo.evaluation import Store
     from tepo.evaluation import evaluate as evaluate_policy
     from tepo.tasks import Grader
 
+    store = Store(out.with_name(f"{out.name}.partial")) if out is not None else None
+
     columns = (TextColumn("responses"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    out = console(stderr=True)
+    shown = console(stderr=True)
     with (
         Grader(config.reward) as grader,
-        Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar,
+        Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as bar,
     ):
         line = bar.add_task("", total=len(problems) * samples)
-        return evaluate_policy(
+        evaluation = evaluate_policy(
             policy,
             problems,
             grader,
@@ -150,20 +233,31 @@ def _run(
             seed=seed,
             chat=policy.has_chat_template if chat == "auto" else bool(chat),
             progress=lambda done, total: bar.update(line, completed=done, total=total),
+            store=store,
         )
+    if store is not None and out is not None:
+        evaluation.write(out)
+        store.remove()
+    return evaluation
 
 
-def show(summary: Summary, *, title: str) -> None:
+def show(summary: Summary, *, title: str, greedy: Estimate | None = None) -> None:
     """Print a summary as a table, with what a reader needs to judge it."""
     from tepo.cli.terminal import console, plain, print_table
 
     rows = [(f"avg@{summary.samples}", summary.average)]
     rows += [(f"pass@{k}", estimate) for k, estimate in summary.pass_at.items()]
     rows += [(f"maj@{k}", estimate) for k, estimate in summary.majority_at.items()]
+    rows += [("greedy", greedy)] if greedy is not None else []
     cells = [(name, *estimate_text(value)) for name, value in rows]
     print_table(plain(title), ("measure", "value", "95 % interval"), cells, right=1)
     out = console()
     sampling = summary.settings.get("sampling", {})
+    if summary.distinct < summary.questions:
+        out.print(
+            f"{summary.questions} rows repeat {summary.distinct} questions: repeats count as samples, and intervals "
+            "are over distinct questions"
+        )
     out.print(
         f"{summary.distinct} distinct questions of {summary.questions}, {summary.samples} samples each, "
         f"temperature {sampling.get('temperature', 'unknown')}; intervals are over questions"
@@ -173,6 +267,39 @@ def show(summary: Summary, *, title: str) -> None:
     told = ", ".join(f"{count} {what}" for what, count in troubles.items() if count)
     if told:
         out.print(f"grading: {told}")
+
+
+def show_breakdown(evaluation: Evaluation) -> None:
+    """Print avg@n by subject, level and the like, where the source says them."""
+    from tepo.cli.terminal import plain, print_table
+
+    for label, values in evaluation.breakdown().items():
+        cells = [(plain(value or "(none)"), str(one.n), *estimate_text(one)) for value, one in values.items()]
+        print_table(f"by {label}", (label, "questions", "value", "95 % interval"), cells, right=1)
+
+
+def show_extra(extra: Mapping[str, Any], against: Path | None) -> None:
+    """Print the comparison with other results, and where graders disagree."""
+    from tepo.cli.terminal import console, plain
+
+    out = console()
+    if "against" in extra:
+        found = extra["against"]
+        out.print(plain(f"against {against}: {found}"), soft_wrap=True)
+        out.print(f"questions flipped: {len(found.gained)} to right, {len(found.lost)} to wrong", soft_wrap=True)
+        for name, ids in (("to right", found.gained), ("to wrong", found.lost)):
+            if ids:
+                out.print(plain(f"  {name}: {', '.join(ids[:20])}" + (" ..." if len(ids) > 20 else "")), soft_wrap=True)
+        if found.alone:
+            out.print(f"  {found.alone} questions are in one of the two alone and were left out")
+        if found.unequal:
+            out.print(f"  not a fair comparison: {', '.join(found.unequal)} differ", style="bold")
+    if "disagreements" in extra:
+        out.print(f"lenient and strict grading disagree on {len(extra['disagreements'])} responses")
+        for one in extra["disagreements"]:
+            told = "right only when lenient" if one.lenient else "right only when strict"
+            text = f"  {one.question} sample {one.sample}: {told}; reference {one.reference!r}, ends {one.end[-80:]!r}"
+            out.print(plain(text), soft_wrap=True)
 
 
 def estimate_text(estimate: Estimate) -> tuple[str, str]:

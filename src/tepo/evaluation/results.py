@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,18 @@ class QuestionResult:
     question: str
     answer: str | None
     samples: tuple[SampleResult, ...]
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """What the source says of it that results are broken down by: subject, level, ..."""
+
+    @property
+    def share(self) -> float:
+        """Share of samples that passed."""
+        return self.passed / len(self.samples)
+
+    @property
+    def mostly_right(self) -> bool:
+        """Whether more than half of the samples passed."""
+        return 2 * self.passed > len(self.samples)
 
     @property
     def passed(self) -> int:
@@ -96,24 +108,61 @@ class Evaluation:
         """Samples a question, the fewest where they differ."""
         return min((len(question.samples) for question in self.questions), default=0)
 
+    def merged(self) -> Evaluation:
+        """Return the evaluation with repeats of a question (same text, same answer) as more samples of the first."""
+        samples: dict[tuple[str, str | None], tuple[SampleResult, ...]] = {}
+        first: dict[tuple[str, str | None], QuestionResult] = {}
+        for question in self.questions:
+            key = normalised(question.question), question.answer
+            first.setdefault(key, question)
+            samples[key] = samples.get(key, ()) + question.samples
+        if len(first) == len(self.questions):
+            return self
+        return replace(self, questions=tuple(replace(one, samples=samples[key]) for key, one in first.items()))
+
+    def pass_curve(self, *, seed: int = 0) -> dict[int, Estimate]:
+        """Return pass@k with its interval for every k up to the samples of a question."""
+        merged = self.merged()
+        ks = range(1, merged.samples + 1)
+        rows = [[question.pass_at(k) for question in merged.questions] for k in ks]
+        return dict(zip(ks, estimates(rows, seed=seed), strict=True))
+
+    def breakdown(self, *, seed: int = 0) -> dict[str, dict[str, Estimate]]:
+        """Return avg@n by label (subject, level, ...) and its value, in the order of the values' names.
+
+        A label that is missing from a question counts as `""`; labels with one value say nothing and are left out.
+        """
+        merged = self.merged()
+        names = sorted({name for question in merged.questions for name in question.labels})
+        result = {}
+        for name in names:
+            groups: dict[str, list[float]] = {}
+            for question in merged.questions:
+                groups.setdefault(question.labels.get(name, ""), []).append(question.share)
+            if len(groups) > 1:
+                result[name] = {value: estimates([shares], seed=seed)[0] for value, shares in sorted(groups.items())}
+        return result
+
     def summary(self, ks: Sequence[int] | None = None, *, seed: int = 0) -> Summary:
         """Return the summary; `ks` are the k of pass@k and maj@k, by default 1, 2, 4, ... and the samples taken.
 
+        Rows that repeat a question are one question with more samples, in means and intervals alike.
         `seed` is the bootstrap's. Raise InputError for a k above the samples of a question.
         """
         if not self.questions or self.samples == 0:
             raise InputError("an evaluation needs at least one question with at least one sample")
-        wanted = tuple(ks) if ks is not None else default_ks(self.samples)
-        rows = [[question.passed / len(question.samples) for question in self.questions]]
-        rows += [[question.pass_at(k) for question in self.questions] for k in wanted]
-        rows += [[question.majority_at(k) for question in self.questions] for k in wanted]
+        wanted = tuple(ks) if ks is not None else default_ks(self.merged().samples)
+        questions = self.merged().questions
+        rows = [[question.share for question in questions]]
+        rows += [[question.pass_at(k) for question in questions] for k in wanted]
+        rows += [[question.majority_at(k) for question in questions] for k in wanted]
         average, *others = estimates(rows, seed=seed)
         every = [sample for question in self.questions for sample in question.samples]
         scores = [sample.score for sample in every if sample.score is not None]
         return Summary(
             questions=len(self.questions),
-            distinct=len({normalised(question.question) for question in self.questions}),
-            samples=self.samples,
+            distinct=len(questions),
+            samples=self.merged().samples,
             average=average,
             pass_at=dict(zip(wanted, others[: len(wanted)], strict=True)),
             majority_at=dict(zip(wanted, others[len(wanted) :], strict=True)),
@@ -138,12 +187,15 @@ class Evaluation:
         settings = json.loads(summary_path(path).read_text(encoding="utf-8"))["settings"]
         records = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
         return cls(
-            tuple(
-                QuestionResult(**record | {"samples": tuple(SampleResult(**sample) for sample in record["samples"])})
-                for record in records
-            ),
+            tuple(question_from(record) for record in records),
             settings,
         )
+
+
+def question_from(record: Mapping[str, Any]) -> QuestionResult:
+    """Return a question's result from the plain values that were written of it."""
+    samples = tuple(SampleResult(**sample) for sample in record["samples"])
+    return QuestionResult(**{**record, "samples": samples})
 
 
 def summary_path(path: Path) -> Path:
