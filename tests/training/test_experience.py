@@ -20,6 +20,7 @@ NOTHING = Needs(
     reference=False,
     old_logp=False,
     old_entropy=False,
+    critic=False,
     fine_clip=False,
     mini_statistics=False,
 )

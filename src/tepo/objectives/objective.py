@@ -43,7 +43,8 @@ class Needs:
     a reference policy · `old_logp`: the old log-probs even before the first update · `old_entropy`: entropies of
     the sampling policy · `critic`: a value model, its values before (`old_values`) and during (`values`) the
     updates · `fine_clip`: clips finer than 1e-2, so old values must come from the scorer's own path ·
-    `mini_statistics`: current values of the whole mini-batch before its backward pass.
+    `mini_statistics`: current values of the whole mini-batch before its backward pass · `each_reward`: rewards
+    `[B, K]`, one column a reward, where there are several; their sum `[B]` would hide what it compares.
     """
 
     batch: frozenset[str]
@@ -54,6 +55,7 @@ class Needs:
     critic: bool
     fine_clip: bool
     mini_statistics: bool
+    each_reward: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,8 +178,9 @@ class Objective:
             old_logp="old_logp" in batch,
             old_entropy="old_entropy" in batch,
             critic=bool(batch & {"values", "old_values"}),
-            fine_clip=self.surrogate.fine,
+            fine_clip=self.surrogate.fine or bool(getattr(self.ratio, "fine", False)),
             mini_statistics=any(current),
+            each_reward=self._each_reward,
         )
 
     def init_state(self) -> State:
@@ -193,6 +196,11 @@ class Objective:
         for part in self._tuned:
             updated |= part.update(state, metrics)
         return updated
+
+    @property
+    def _each_reward(self) -> bool:
+        """Whether the advantage looks at each reward by itself."""
+        return bool(getattr(self.advantage, "per_reward", False))
 
     @property
     def _tuned(self) -> tuple[Tuned, ...]:

@@ -153,6 +153,11 @@ class HolderRatio:
         if any(bound is not None and not bound >= 0 for bound in (self.clip_low, self.clip_high)):
             raise InputError(f"clip_low={self.clip_low}, clip_high={self.clip_high}: expected numbers >= 0, or None")
 
+    @property
+    def fine(self) -> bool:
+        """Bounds finer than 1e-2 are within the noise between a sampler and a scorer."""
+        return any(bound is not None and bound < 1e-2 for bound in (self.clip_low, self.clip_high))
+
     def __call__(self, batch: TokenBatch, clamp: float) -> RatioValue:
         """Return each row's power mean at all its tokens."""
         log = log_ratio(batch)
@@ -187,6 +192,11 @@ class AnnealedHolderRatio:
         if not (self.updates > 0 and math.isfinite(self.end)):
             raise InputError(f"p from {self.start} to {self.end} in {self.updates} updates: expected at least 1")
         HolderRatio(self.start, self.clip_low, self.clip_high)
+
+    @property
+    def fine(self) -> bool:
+        """Bounds finer than 1e-2 are within the noise between a sampler and a scorer."""
+        return HolderRatio(self.start, self.clip_low, self.clip_high).fine
 
     def __call__(self, batch: TokenBatch, clamp: float) -> RatioValue:
         """Return each row's power mean, with p as at the start."""

@@ -25,12 +25,16 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Group:
-    """One prompt's responses and their grades."""
+    """One prompt's responses and their grades.
+
+    `each_reward`: the objective compares each of several rewards by itself, not their sum.
+    """
 
     problem: Problem
     draw: int
     responses: tuple[Response, ...]
     grades: tuple[Grade, ...]
+    each_reward: bool = False
 
     @property
     def rewards(self) -> list[float]:
@@ -43,10 +47,34 @@ class Group:
 
         Rewards within a millionth of each other count as equal, as they do for the objectives.
         """
-        scored = [reward for reward in self.rewards if not math.isnan(reward)]
-        if len(scored) < 2:
-            return False
-        return max(scored) - min(scored) > 1e-6 * max(map(abs, scored))
+        return any(_differ(column) for column in zip(*reward_rows([self]), strict=True))
+
+
+def reward_rows(groups: Sequence[Group]) -> list[list[float]]:
+    """Return the rewards of each response: their weighted sum, or each by itself where the objective asks for that.
+
+    NaN stands where a reward can't score the response. The columns of several rewards are in the order of
+    `reward.parts`, unweighted: an objective that compares each has weights of its own.
+    """
+    names = _reward_names(groups) if any(group.each_reward for group in groups) else []
+    if len(names) < 2:
+        return [[reward] for group in groups for reward in group.rewards]
+    cells = [[grade.parts.get(name) for name in names] for group in groups for grade in group.grades]
+    return [[math.nan if cell is None else cell for cell in row] for row in cells]
+
+
+def _reward_names(groups: Sequence[Group]) -> list[str]:
+    """The names of the rewards; what a reward reports beside its own score (`NAME/component`) is no reward."""
+    seen: dict[str, None] = {}
+    for group in groups:
+        for grade in group.grades:
+            seen.update(dict.fromkeys(grade.parts))
+    return [name for name in seen if not any(name.startswith(f"{other}/") for other in seen)]
+
+
+def _differ(rewards: Sequence[float]) -> bool:
+    scored = [reward for reward in rewards if not math.isnan(reward)]
+    return len(scored) > 1 and max(scored) - min(scored) > 1e-6 * max(map(abs, scored))
 
 
 @dataclass(frozen=True)
@@ -90,6 +118,7 @@ class Sampler:
     rows: Budget
     clock: Clock
     progress: Progress
+    each_reward: bool = False
 
     def groups(self, draws: Sequence[int], purpose: str = PURPOSE) -> list[Group]:
         """Sample and grade one group for each draw of the task's stream."""
@@ -119,7 +148,7 @@ class Sampler:
             grades = self.grader.grade(asked, [one.text for group in responses for one in group])
         size = self.group_size
         return [
-            Group(problem, draw, tuple(group), tuple(grades[index * size : (index + 1) * size]))
+            Group(problem, draw, tuple(group), tuple(grades[index * size : (index + 1) * size]), self.each_reward)
             for index, (problem, draw, group) in enumerate(zip(problems, draws, responses, strict=True))
         ]
 
@@ -160,6 +189,7 @@ def token_batch(groups: Sequence[Group], device: torch.device) -> TokenBatch:
     responses = [response for group in groups for response in group.responses]
     width = max(len(response.token_ids) for response in responses)
     lengths = torch.tensor([len(response.token_ids) for response in responses])
+    rewards = torch.tensor(reward_rows(groups), dtype=torch.float32)
     rollout_logp = _padded([response.logp for response in responses], width, torch.float32)
     batch = TokenBatch(
         logp=rollout_logp,
@@ -167,7 +197,7 @@ def token_batch(groups: Sequence[Group], device: torch.device) -> TokenBatch:
         entropy=_padded([response.entropy for response in responses], width, torch.float32),
         mask=torch.arange(width)[None, :] < lengths[:, None],
         token_ids=_padded([response.token_ids for response in responses], width, torch.long),
-        rewards=torch.tensor([reward for group in groups for reward in group.rewards], dtype=torch.float32),
+        rewards=rewards[:, 0] if rewards.shape[1] == 1 else rewards,
         correct=torch.tensor([grade.passed for group in groups for grade in group.grades]),
         group=torch.tensor([index for index, group in enumerate(groups) for _ in group.responses]),
         row_id=torch.tensor([row_id(response) for response in responses]),

@@ -121,6 +121,7 @@ class Trainer:
             rows=self.rows,
             clock=self.clock,
             progress=listeners.on_progress,
+            each_reward=setup.learner.objective.needs.each_reward,
         )
         self.teacher = Teacher(
             learner=setup.learner,
