@@ -11,8 +11,12 @@ from typing import Any
 
 from tepo.core.files import write_text
 from tepo.evaluation import Evaluation, QuestionResult, SampleResult
+from tepo.lab.config import StudyConfig
+from tepo.lab.folder import DONE, FAILED, StudyFolder
+from tepo.lab.study import write_results
 from tepo.training.loading import check_config
 from tepo.training.rundir import RunFolder, write_config
+from tepo.training.toml import dump_toml
 
 HOSTILE = (
     "<script>document.title = 'owned'</script>",
@@ -143,15 +147,23 @@ def sample(text: str, passed: bool) -> SampleResult:
     return SampleResult(text=text, score=float(passed), passed=passed, answer=answer, length=9, stop_reason="eos")
 
 
-def make_study(path: Path, *, variants: Sequence[str] = ("grpo", "tepo"), seeds: int = 3, **settings: Any) -> Path:
-    """Write the runs of a study; `results.json` is left to whoever analyses them."""
+def make_study(
+    path: Path, *, variants: Sequence[str] = ("grpo", "tepo"), seeds: int = 3, failed: str = "", **settings: Any
+) -> Path:
+    """Write the runs of a study and analyse them; `failed` is the error of one more seed of the last variant."""
+    base = {"model": {"path": "builtin:tiny"}, "task": {"source": "arithmetic"}, "train": {"steps": 12}}
+    every = seeds + bool(failed)
+    study = StudyConfig.model_validate(
+        {"name": path.name, "studies": str(path.parent), "base": base, "variants": list(variants), "seeds": every}
+    )
+    folder = StudyFolder(path)
     for index, variant in enumerate(variants):
-        for seed in range(seeds):
-            make_run(
-                path / "runs" / f"{variant}-seed{seed}",
-                objective=variant,
-                seed=seed,
-                gain=0.2 + 0.2 * index,
-                **settings,
-            )
+        for seed in range(every):
+            name = f"{variant}-seed{seed}"
+            broken = bool(failed) and seed == seeds and variant == variants[-1]
+            run = folder.run(name).path
+            make_run(run, objective=variant, seed=seed, gain=0.2 + 0.2 * index, **settings)
+            folder.write_state(name, FAILED if broken else DONE, failed if broken else None)
+    write_text(folder.study, dump_toml(study.model_dump(mode="json")))
+    write_results(study, folder, say=lambda text: None)
     return path

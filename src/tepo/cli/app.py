@@ -17,6 +17,7 @@ from tepo.cli.doctor import doctor
 from tepo.cli.eval import evaluate
 from tepo.cli.explain import explain
 from tepo.cli.objectives import objectives
+from tepo.cli.report import report
 from tepo.cli.sample import sample
 from tepo.cli.train import TrainCommand, train
 from tepo.cli.view import view
@@ -61,6 +62,7 @@ app.command("train", cls=TrainCommand, short_help="Train a policy, continue a ru
 app.command("eval", short_help="Evaluate a model or a run: avg@k, pass@k, maj@k.")(evaluate)
 app.command("sample", short_help="Talk to a model or a checkpoint.")(sample)
 app.command("compare", short_help="Compare variants over seeds: a study, with verdicts.")(compare)
+app.command("report", short_help="Write a page on a run or a study, at any time.")(report)
 app.command("view", short_help="Look at a run's responses token by token.")(view)
 app.command("objectives", short_help="List the methods of the catalogue.")(objectives)
 app.command("explain", short_help="Explain a method, or two side by side.")(explain)

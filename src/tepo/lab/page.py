@@ -63,7 +63,7 @@ def page(*, title: str, body: str, scripts: Sequence[str], data: Mapping[str, st
         f"default-src 'none'; script-src 'sha256-{allowed}'; style-src 'unsafe-inline'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-    blocks = "\n".join(f'<script type="text/plain" id="{name}">{block}</script>' for name, block in data.items())
+    blocks = "\n".join(f'<script type="text/plain" id="data-{name}">{block}</script>' for name, block in data.items())
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>

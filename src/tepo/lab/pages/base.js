@@ -15,11 +15,14 @@ function el(tag, attributes = {}, ...children) {
 
 /** Return the data of a block: JSON, compressed, in base64, so that no text of a response is ever markup. */
 async function unpack(id) {
-  const block = document.getElementById(id);
+  const block = document.getElementById(`data-${id}`);
   if (!block) return null;
   const bytes = Uint8Array.from(atob(block.textContent.trim()), (character) => character.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return JSON.parse(await new Response(stream).text());
+  const unzip = new DecompressionStream("gzip");
+  const writer = unzip.writable.getWriter();
+  writer.write(bytes);
+  writer.close();
+  return JSON.parse(await new Response(unzip.readable).text());
 }
 
 /** Run the page's start; a failure is shown on the page, not only in the console. */
@@ -83,7 +86,7 @@ function inkOn(colour) {
     const part = value / 255;
     return part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
   });
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.19 ? "#000" : "#fff";
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000" : "#fff";
 }
 
 // --- light and dark --------------------------------------------------------------------------------------
