@@ -223,8 +223,9 @@ def _times(runs: Sequence[RunRecord], metric: str, axis: str, threshold: float) 
         if not one.values.size:
             return None
         window = min(SMOOTHING, one.values.size) if metric == REWARD else 1
-        found.append(first_reached(one.axis(axis), one.values, threshold, window=window))
-    return Times(np.asarray([time for time, _ in found]), np.asarray([reached for _, reached in found]))
+        x = one.axis(axis)
+        found.append((*first_reached(x, one.values, threshold, window=window), float(x[-1])))
+    return Times(*(np.asarray(column) for column in zip(*found, strict=True)))
 
 
 def _time_ratios(

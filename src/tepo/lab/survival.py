@@ -22,19 +22,22 @@ class Times:
     """When each run first reached a threshold.
 
     `times` `[S]`: steps, tokens or seconds; of a run that did not reach it, how long it ran. `reached` `[S]`: which
-    ones did. Run i of two `Times` that are compared has the same seed.
+    ones did. `watched` `[S]`: how long each run went, whether it reached the threshold or not. Run i of two `Times`
+    that are compared has the same seed.
     """
 
     times: Values
     reached: npt.NDArray[np.bool_]
+    watched: Values
 
     def __post_init__(self) -> None:
-        if self.times.shape != self.reached.shape or self.times.ndim != 1:
-            raise ValueError(f"one time and one flag a run, not {self.times.shape} and {self.reached.shape}")
+        shapes = {self.times.shape, self.reached.shape, self.watched.shape}
+        if len(shapes) != 1 or self.times.ndim != 1:
+            raise ValueError(f"one time, one flag and one length a run, not {sorted(shapes)}")
 
     def take(self, rows: npt.NDArray[np.int64]) -> Times:
         """Return the runs `rows`, repeats included."""
-        return Times(self.times[rows], self.reached[rows])
+        return Times(self.times[rows], self.reached[rows], self.watched[rows])
 
 
 def first_reached(x: Values, y: Values, threshold: float, *, window: int = 1) -> tuple[float, bool]:
@@ -80,10 +83,14 @@ def kaplan_meier(data: Times) -> tuple[Values, Values]:
 def restricted_mean(data: Times, horizon: float) -> float:
     """Return the mean time to the threshold, times beyond `horizon` counted as `horizon`: the area under the curve.
 
-    `horizon` must not lie beyond the longest time seen: what comes after it is unknown.
+    `horizon` must not lie beyond the longest run: what comes after it is unknown.
     """
-    if horizon > data.times.max() + 1e-9:
-        raise ValueError(f"the horizon {horizon} lies beyond the longest run, {data.times.max()}")
+    if horizon > data.watched.max() + 1e-9:
+        raise ValueError(f"the horizon {horizon} lies beyond the longest run, {data.watched.max()}")
+    return _area(data, horizon)
+
+
+def _area(data: Times, horizon: float) -> float:
     events, shares = kaplan_meier(data)
     inside = events < horizon
     edges = np.concatenate([[0.0], events[inside], [horizon]])
@@ -100,7 +107,7 @@ def median_time(data: Times) -> float | None:
 
 def common_horizon(*groups: Times) -> float:
     """Return the latest time up to which every group was watched."""
-    return float(min(group.times.max() for group in groups))
+    return float(min(group.watched.max() for group in groups))
 
 
 def time_ratio(first: Times, second: Times, *, seed: int = 0) -> Effect | None:
@@ -114,19 +121,9 @@ def time_ratio(first: Times, second: Times, *, seed: int = 0) -> Effect | None:
         return None
     horizon = common_horizon(first, second)
 
-    def mean(data: Times, rows: npt.NDArray[np.int64]) -> float:
-        drawn = data.take(rows)
-        # A resample may hold only runs that stopped before the horizon; up to there nothing is known of the rest,
-        # which then count as not having reached it.
-        if drawn.times.max() < horizon:
-            drawn = Times(np.where(drawn.reached, drawn.times, horizon), drawn.reached)
-            if drawn.reached.all():
-                return float(drawn.times.mean())
-        return restricted_mean(drawn, horizon)
-
     return seed_ratio(
-        lambda rows: mean(first, rows),
-        lambda rows: mean(second, rows),
+        lambda rows: _area(first.take(rows), horizon),
+        lambda rows: _area(second.take(rows), horizon),
         first.times.size,
         second.times.size,
         resamples=RESAMPLES,
