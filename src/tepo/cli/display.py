@@ -1,4 +1,4 @@
-"""A run as it happens, on stderr: one line a step, a bar for the phase at work, and a response now and then."""
+"""A run as it happens, on stderr: one line a step, its course, a bar for the phase at work, now and then a response."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from tepo.cli.sparklines import Course, LivePanel
 from tepo.cli.terminal import console, plain
 from tepo.evaluation import Evaluation
 from tepo.training.callbacks import Callback, RunInfo
@@ -39,7 +40,8 @@ class Display(Callback):
         self.folder: Path | None = None
         """The run's folder, once it exists."""
         self._out = out or console(stderr=True)
-        self._bar = Progress(
+        self._course = Course()
+        self._bar = LivePanel(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
@@ -48,6 +50,7 @@ class Display(Callback):
             transient=True,
             disable=not self._out.is_terminal,
         )
+        self._bar.course = self._course
         self._phase = self._bar.add_task("starting", total=None)
         self._bar.start()
         self._steps = 0
@@ -98,7 +101,8 @@ class Display(Callback):
         )
 
     def on_step(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Print one line."""
+        """Print one line, and go on with the panel's."""
+        self._course.add(metrics)
         if "time/step" in metrics and step > 0:
             self._seconds.append(float(metrics["time/step"]))
             sampled = self._group_size * metrics.get("group/drawn", 0) * metrics.get("length/mean", 0.0)
