@@ -68,6 +68,8 @@ def token_batch(records: Sequence[Mapping[str, Any]]) -> TokenBatch:
     width = max(1, *(len(record["token_ids"]) for record in records))
     lengths = torch.tensor([len(record["token_ids"]) for record in records])
     fields = {name: _padded(records, name, width) for name in RECORDED if all(name in record for record in records)}
+    if "old_values" in fields:  # a critic's values before the updates; they have no say in the log-probs' credit later
+        fields.setdefault("values", fields["old_values"])
     current = next((name for name in ("logp", "old_logp", "rollout_logp") if all(name in one for one in records)), None)
     if current is None:
         raise InputError("the kept responses hold no log-probs (logp, old_logp or rollout_logp)")

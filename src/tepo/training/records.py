@@ -30,7 +30,8 @@ def write_rollouts(
 
     Text fields: question, answer, response, reward, passed, parts, error. Per-token fields, aligned with `token_ids`
     and `tokens`: `rollout_logp` and `rollout_entropy` (the sampler's), `old_logp` and `old_entropy` (the scorer's,
-    where it ran), `logp` and `entropy` (in the last pass over the row), `advantage`.
+    where it ran), `ref_logp` (the reference's) and `old_values` (a critic's), where there is one, `logp` and
+    `entropy` (in the last pass over the row), `advantage`.
     """
     rows = [(group, sample) for group in experience.groups for sample in range(len(group.responses))][:responses]
     lines = []
@@ -58,6 +59,8 @@ def write_rollouts(
         fields = {
             "old_logp": batch.old_logp,
             "old_entropy": batch.old_entropy,
+            "ref_logp": batch.ref_logp,
+            "old_values": batch.old_values,
             "logp": learned.logp,
             "entropy": learned.entropy,
             "advantage": batch.advantage,
