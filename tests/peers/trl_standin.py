@@ -185,6 +185,7 @@ def _accelerator() -> SimpleNamespace:
         gather=lambda value: value,
         gather_for_metrics=lambda value: value,
         reduce=lambda value, reduction="sum": value,
+        pad_across_processes=lambda value, dim=0, pad_index=0: value,
     )
 
 
