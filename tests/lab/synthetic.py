@@ -44,6 +44,7 @@ def make_run(
     evaluations: bool = True,
     gain: float = 0.3,
     length: int = 6,
+    rollouts_every: int = 1,
 ) -> Path:
     """Write a run of `steps` steps, `planned` of them asked for; `texts` are questions, responses and tokens in it."""
     config = check_config(
@@ -67,6 +68,8 @@ def make_run(
         folder.append_metrics(0, {"eval/avg": 0.3, "eval/avg_low": 0.2, "eval/avg_high": 0.4, "time/step": 0.0})
     for step in range(1, steps + 1):
         folder.append_metrics(step, metrics(draw, step / steps, step, gain))
+        if step % rollouts_every:
+            continue
         records = [record(draw, step, row, texts, length) for row in range(responses)]
         write_text(folder.rollouts / f"step-{step:06d}.jsonl", "".join(json.dumps(one) + "\n" for one in records))
     if planned is None:
