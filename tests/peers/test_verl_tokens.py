@@ -27,7 +27,7 @@ from tepo.objectives.covariance import token_covariance
 
 pytestmark = pytest.mark.peer
 
-DRAW = Draw(empty_rows=False)  # verl gives a response without tokens the whole group's advantage; ours has none
+DRAW = Draw()
 
 
 def numbered(draw: Draw) -> Iterator[TokenBatch]:
