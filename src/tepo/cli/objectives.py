@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,8 +19,10 @@ _NOT_PARTS = ("name", "log_ratio_clamp", "learnable")
 
 def objectives(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every setting.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/objectives.md: all of it.")] = False,
 ) -> None:
     """List the methods of the catalogue; `tepo explain NAME` tells more about one."""
+    from tepo.cli.catalogue_page import page
     from tepo.cli.terminal import console, print_json, print_table
     from tepo.objectives import objectives as catalogue
 
@@ -26,10 +30,16 @@ def objectives(
     if as_json:
         print_json([record(entry) for entry in entries])
         return
+    if as_markdown:
+        sys.stdout.write(page(entries))
+        return
     rows = [(entry.name, str(entry.paper.year), entry.status, entry.summary, needs_text(entry)) for entry in entries]
-    print_table("Objectives", ("name", "year", "status", "what it is", "needs"), rows)
+    print_table("Objectives", ("name", "year", "status", "what it is", "needs"), rows, whole=3)
     out = console()
-    out.print("confirmed: read in the paper or its code. inferred: reconstructed, every choice a setting.")
+    out.print(
+        "confirmed: read in the paper or its code. inferred: reconstructed, every choice a setting. "
+        "experimental: a reading of our own where the record has no formula."
+    )
     out.print("More: tepo explain NAME. Two side by side: tepo explain NAME --versus OTHER.")
 
 
@@ -41,6 +51,7 @@ def record(entry: Entry) -> dict[str, Any]:
         "paper": dataclasses.asdict(entry.paper),
         "status": entry.status,
         "formula": entry.formula,
+        "latex": entry.latex,
         "notes": entry.notes,
         "parts": parts(entry),
         "settings": [dataclasses.asdict(setting) for setting in entry.settings],
@@ -67,8 +78,14 @@ def _choice(part: Any) -> dict[str, Any]:
             for field in dataclasses.fields(part)
             if not isinstance(value := getattr(part, field.name), frozenset)
         },
-        "does": (type(part).__doc__ or "").strip().splitlines()[0],
+        "does": first_sentence(part),
     }
+
+
+def first_sentence(part: Any) -> str:
+    """Return what a part does, from its docstring: the first line, or up to where its sentence ends."""
+    text = " ".join(((part if isinstance(part, type) else type(part)).__doc__ or "").split("\n\n")[0].split())
+    return re.split(r"(?<=[a-z)\]])(?<!eq)\. |; ", text)[0].rstrip(".") + "."
 
 
 def _value(value: Any) -> Any:
@@ -81,15 +98,21 @@ def _value(value: Any) -> Any:
 
 def choice_text(choice: dict[str, Any]) -> str:
     """Return one part as a line: its kind and its values."""
-    values = ", ".join(f"{name}={_value_text(value)}" for name, value in choice["values"].items())
+    values = ", ".join(f"{name}={value_text(value)}" for name, value in choice["values"].items())
     return f"{choice['kind']}({values})" if values else str(choice["kind"])
 
 
-def _value_text(value: Any) -> str:
+def value_text(value: Any) -> str:
+    """Return a value as a user would type it, a part as `Kind(field=value)`."""
+    value = _value(value)
     if isinstance(value, dict):
         inner = {name: item for name, item in value.items() if name != "kind"}
         return choice_text({"kind": value["kind"], "values": inner})
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(value_text, value))}]"
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "true", False: "false"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def needs_text(entry: Entry) -> str:
@@ -101,5 +124,6 @@ def needs_text(entry: Entry) -> str:
         ("pass over the mini-batch", needs.mini_statistics),
     ]
     asked = [word for word, wanted in words if wanted]
+    asked += ["critic"] if needs.critic else []
     asked += [f"scorer: {name}" for name in sorted(needs.scores) if name != "entropy"]
     return ", ".join(asked) or "rewards"

@@ -60,8 +60,13 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: int | None = None) -> None:
-    """Print a table on stdout; columns from number `right` on are aligned to the right (numbers)."""
+def print_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: int | None = None, whole: int = 0
+) -> None:
+    """Print a table on stdout.
+
+    Columns from number `right` on are aligned to the right (numbers); the first `whole` are never broken (names).
+    """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -71,7 +76,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     )
     for index, column in enumerate(columns):
         number = right is not None and index >= right
-        table.add_column(column, justify="right" if number else "left", overflow="fold")
+        table.add_column(column, justify="right" if number else "left", overflow="fold", no_wrap=index < whole)
     for row in rows:
         table.add_row(*(Text(plain(cell)) for cell in row))
     console().print(table)

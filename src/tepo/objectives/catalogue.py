@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tepo.core.errors import InputError, nearest
+from tepo.objectives.latex import latex
 from tepo.objectives.method import Method, Paper, Status, fits
 from tepo.objectives.objective import Needs, Objective
 from tepo.objectives.papers.cispo import CISPO
@@ -123,6 +124,16 @@ class Entry:
     settings: tuple[Setting, ...]
     needs: Needs
     objective: Objective
+
+    @property
+    def latex(self) -> str:
+        """The formula in LaTeX, for math mode."""
+        return latex(self.formula)
+
+    @property
+    def unsure(self) -> tuple[Setting, ...]:
+        """The settings whose defaults are inferred or experimental."""
+        return tuple(setting for setting in self.settings if setting.status != "confirmed")
 
 
 def objective(name: str, **overrides: Any) -> Objective:
