@@ -15,7 +15,6 @@ from tepo.objectives.advantages import GROUP_NEEDS, group_statistics, scored_gro
 from tepo.objectives.batch import TokenBatch, group_index, require
 from tepo.objectives.regularizers import State
 
-
 # A temperature moves by at most e^20 at once, so that no entropy, however odd, overflows it.
 LARGEST_STEP = 20.0
 
