@@ -225,8 +225,7 @@ class Objective:
                 shaped = (shape.tuned(state) if isinstance(shape, TunedShaping) else shape)(shaped)
                 judged = shaped if "rewards" in shape.makes else judged
         if judged.rewards is not None and judged.group is not None:
-            each = getattr(self.advantage, "per_reward", False)
-            informative = with_signal(judged.rewards, judged.group, each=each)
+            informative = with_signal(judged.rewards, judged.group, each=self._each_reward)
             metrics = group_metrics(informative, judged.group)
             view, batch = view.replace(informative=informative), batch.replace(informative=informative)
         if view.advantage is None:
@@ -260,7 +259,7 @@ class Objective:
                 if transform.current:
                     advantage = transform(advantage, kept)
             kept = kept.replace(advantage=advantage)
-            policy = select([selector for selector in self.selectors if selector not in filters], kept, whole)
+            policy = select([selector for selector in self.selectors if selector.terms == "policy"], kept, whole)
             advantage = torch.where(whole.selected, advantage, given)
             reduced = self.reducer(policy.counted, batch)
             weights = {"policy": torch.where(policy.selected, reduced.tokens, torch.zeros_like(reduced.tokens))}
