@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from tepo.policy.activations import disable_dropout, enable_recomputation, recom
 from tepo.policy.config import PolicyConfig
 from tepo.policy.policy import Policy
 from tepo.policy.sequences import TokenSequence, check_sequences, lay_out
+from tepo.policy.source import similar_folders
 from tepo.policy.trained import Trained
 
 
@@ -76,9 +78,12 @@ def load_value_model(path: str, policy: Policy, config: PolicyConfig) -> ValueMo
     """
     import transformers
 
+    if not Path(path).is_dir():
+        hint = similar_folders(Path(path))
+        raise InputError(f"critic.path={path!r}: expected 'start', or a model's folder; there is no such folder.{hint}")
     try:
         model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
-            path, num_labels=1, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=False
+            path, num_labels=1, dtype=torch.float32, output_loading_info=True, local_files_only=True
         )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise InputError(f"critic.path={path!r} cannot be loaded as a value model: {error}") from error

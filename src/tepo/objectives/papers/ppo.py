@@ -7,8 +7,10 @@
 An episode is a response, an action a token, the reward comes with the last token. Confirmed: the formulas, and TRL's
 and verl's code. The papers leave whitening, the clip of the value loss and its 1/2 to the implementations. Pitfalls:
 the advantages are whitened, never the returns; positions outside the mask are no steps (values and advantages are
-carried across); the critic's value belongs to the state before the token; the critic is a model of its own here (its
-gradient never reaches the policy), so value_coef matters only through gradient clipping.
+carried across); once all returns agree, whitening blows the critic's errors up to variance 1, so a solved task is
+pushed at random (an entropy bonus or whiten = false helps); a value belongs to the state before its
+token; the critic is a model of its own here (its gradient never reaches the policy), so value_coef matters only through
+gradient clipping.
 """
 
 from __future__ import annotations
