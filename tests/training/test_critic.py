@@ -256,3 +256,19 @@ def test_ppo_learns_to_copy_a_digit(tiny_config: MakeConfig, tmp_path: Path) -> 
         callbacks=[recorder],
     )
     assert recorder.rate > 0.9
+
+
+def test_instructgpt_trains_on_a_reward_model(tiny_config: MakeConfig, tmp_path: Path) -> None:
+    from tepo.policy.tiny import tiny_tokenizer
+
+    path = saved_reward_model(tmp_path / "rm", tiny().vocabulary)
+    tiny_tokenizer().save_pretrained(path)
+    config = tiny_config(
+        objective={"name": "instructgpt"},
+        reward={"kind": "model", "path": str(path)},
+        critic={"path": str(path)},
+        **QUIET,
+    )
+    lines = metrics_of(train(config).folder)
+    assert len(lines) == 3
+    assert lines[0]["reward/mean"] not in (0, 1)

@@ -220,7 +220,7 @@ def _run(
     columns = (TextColumn("responses"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     shown = console(stderr=True)
     with (
-        Grader(config.reward) as grader,
+        Grader(config.reward, device=str(policy.device)) as grader,
         Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as bar,
     ):
         line = bar.add_task("", total=len(problems) * samples)

@@ -46,7 +46,7 @@ def load_policy(config: PolicyConfig, *, seed: int = 0, say: Say = _quiet) -> Po
         )
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    with _no_progress_bars():
+    with no_progress_bars():
         model, tokenizer = _load_source(source, config, seed, say)
     size = sum(parameter.numel() for parameter in model.parameters())
     dtype = choose_dtype(config.dtype, device, size)
@@ -191,7 +191,7 @@ def end_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
 
 
 @contextlib.contextmanager
-def _no_progress_bars() -> Iterator[None]:
+def no_progress_bars() -> Iterator[None]:
     """Keep transformers' progress bars off the screen while a model loads."""
     from transformers.utils import logging
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tepo.core.errors import InputError
 from tepo.policy.activations import disable_dropout, enable_recomputation, recomputing
 from tepo.policy.config import PolicyConfig
+from tepo.policy.load import no_progress_bars
 from tepo.policy.policy import Policy
 from tepo.policy.sequences import TokenSequence, check_sequences, lay_out
 from tepo.policy.source import similar_folders
@@ -81,12 +82,13 @@ def load_value_model(path: str, policy: Policy, config: PolicyConfig) -> ValueMo
     if not Path(path).is_dir():
         hint = similar_folders(Path(path))
         raise InputError(f"critic.path={path!r}: expected 'start', or a model's folder; there is no such folder.{hint}")
-    try:
-        model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
-            path, num_labels=1, dtype=torch.float32, output_loading_info=True, local_files_only=True
-        )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise InputError(f"critic.path={path!r} cannot be loaded as a value model: {error}") from error
+    with no_progress_bars():
+        try:
+            model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
+                path, num_labels=1, dtype=torch.float32, output_loading_info=True, local_files_only=True
+            )
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            raise InputError(f"critic.path={path!r} cannot be loaded as a value model: {error}") from error
     head = getattr(model, "score", None)
     if not isinstance(head, nn.Linear) or head.out_features != 1:
         raise InputError(f"critic.path={path!r}: expected a causal model with one score a position (a layer `score`)")

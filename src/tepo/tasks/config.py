@@ -132,8 +132,10 @@ class ScorerConfig(_Strict):
     """How one reward scores a response."""
 
     kind: str = "auto"
-    """`auto` (the scorer that suits each problem), `math`, `exact`, `numeric`, `format`, `gym`,
-    or a function of yours: `module:function` or `path/file.py:function`."""
+    """`auto` (the scorer that suits each problem), `math`, `exact`, `numeric`, `format`, `gym`, `model` (a reward
+    model), or a function of yours: `module:function` or `path/file.py:function`."""
+    path: str | None = None
+    """model: the folder of a sequence-classification model with one label; it runs on the policy's device."""
     answer_after: str | None = None
     """Judge only what follows the last occurrence of this text, such as `</think>`; without it, nothing."""
     mode: Literal["lenient", "strict"] = "lenient"

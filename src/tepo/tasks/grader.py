@@ -17,10 +17,11 @@ from tepo.tasks.config import RewardConfig, RewardPart, ScorerConfig
 from tepo.tasks.problem import Problem
 from tepo.tasks.rewards import simple, user
 from tepo.tasks.rewards.extract import after
+from tepo.tasks.rewards.model import RewardModel
 from tepo.tasks.rewards.verdict import Verdict
 from tepo.tasks.workers import Outcome, WorkerPool
 
-KINDS = ("auto", "math", "exact", "numeric", "format", "gym")
+KINDS = ("auto", "math", "exact", "numeric", "format", "gym", "model")
 MODULES = {name: f"tepo.tasks.rewards.{name}" for name in ("math", "gym", "text", "user")}
 
 logger = logging.getLogger("tepo.tasks")
@@ -64,14 +65,19 @@ class Grader:
     before any work.
     """
 
-    def __init__(self, config: RewardConfig | None = None) -> None:
+    def __init__(self, config: RewardConfig | None = None, *, device: str | None = None) -> None:
+        """Load what the rewards need; reward models go to `device` (by default cuda where there is one)."""
         self.config = config or RewardConfig()
         self._parts = self.config.parts or (
             RewardPart(**{name: getattr(self.config, name) for name in ScorerConfig.model_fields}),
         )
         self._pools: dict[str, WorkerPool] = {}
+        self._models: dict[str, RewardModel] = {}
         for part in self._parts:
             _check(part)
+        for part in self._parts:
+            if part.path is not None and part.path not in self._models:
+                self._models[part.path] = RewardModel(part.path, device=device)
         try:
             for part in self._parts:
                 if user.is_path(part.kind):
@@ -141,6 +147,8 @@ class Grader:
         if user.is_path(part.kind):
             name = part.name or part.kind.rpartition(":")[2]
             return [_sane(cell) for cell in self._by_function(part.kind, name, problems, texts)]
+        if part.path is not None:
+            return [_sane(cell) for cell in self._by_model(part.name or "model", part.path, problems, texts)]
         cells: list[_Cell | None] = [None] * len(problems)
         jobs: dict[str, list[tuple[int, dict[str, Any]]]] = {}
         for place, (problem, text) in enumerate(zip(problems, texts, strict=True)):
@@ -156,6 +164,12 @@ class Grader:
                 name = part.name or _resolved(part.kind, problems[place])
                 cells[place] = _cell(name, outcome)
         return [_sane(cell) for cell in cells if cell is not None]
+
+    def _by_model(self, name: str, path: str, problems: Sequence[Problem], texts: Sequence[str]) -> list[_Cell]:
+        return [
+            _Cell(name, 0.0, error="longer than the reward model's positions") if score is None else _Cell(name, score)
+            for score in self._models[path].scores(problems, texts)
+        ]
 
     def _by_function(self, kind: str, name: str, problems: Sequence[Problem], texts: Sequence[str]) -> list[_Cell]:
         if not texts:
@@ -199,6 +213,12 @@ def _check(part: ScorerConfig) -> None:
         raise InputError(
             f"reward.kind: there is no reward {part.kind!r}.{nearest(part.kind, KINDS)} "
             "A function of yours is module:function or file.py:function."
+        )
+    if (part.kind == "model") != (part.path is not None):
+        raise InputError(
+            "reward.path: the reward 'model' needs the folder of a sequence-classification model"
+            if part.path is None
+            else f"reward.path is read by reward.kind='model' only, not by {part.kind!r}"
         )
     if part.kind == "format" and part.pattern is None:
         raise InputError("reward.pattern: the format reward needs the regular expression a response must match")

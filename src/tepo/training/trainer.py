@@ -87,7 +87,7 @@ def train(
     folder = _resume_folder(config, resume)
     with listening(callbacks) as listeners, ExitStack() as stack:
         setup = set_up(config, resume=folder, fork=fork, say=listeners.on_message)
-        grader = stack.enter_context(Grader(config.reward))
+        grader = stack.enter_context(Grader(config.reward, device=str(setup.policy.device)))
         return Trainer(setup, grader, listeners, stack).run(dry_run=dry_run)
 
 
