@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from tepo.core.errors import InputError
-from tepo.tasks.config import checked
+from tepo.core.errors import InputError, nearest
 from tepo.training.loading import PROVENANCE, assign, merge, parse_override, read_toml
 
 FIXED = ("name", "runs", "task", "eval", "train.seed", "train.steps", "train.tokens")
@@ -157,7 +156,20 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> StudyConfig:
     tree.setdefault("name", path.stem if path.name != "study.toml" else path.resolve().parent.name)
     for text in overrides:
         assign(tree, *parse_override(text))
-    return checked(StudyConfig, tree, str(path))
+    try:
+        return StudyConfig.model_validate(tree)
+    except ValidationError as error:
+        raise InputError("\n".join(_fault(fault, path) for fault in error.errors(include_url=False))) from None
+
+
+def _fault(fault: Any, path: Path) -> str:
+    """Return what is wrong with one key, and the nearest key where it is unknown."""
+    place = [str(part) for part in fault["loc"]]
+    if fault["type"] == "extra_forbidden":
+        known = StudyConfig.model_fields if len(place) == 1 else Tuning.model_fields
+        return f"{path}: unknown key {'.'.join(place)!r}.{nearest(place[-1], known)}"
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    return f"{path}: {'.'.join(place) or 'study'}: {message}"
 
 
 def variant_tree(study: StudyConfig, variant: Variant) -> dict[str, Any]:

@@ -8,90 +8,27 @@ variant's own figures), `runs` (per run: status, error, figures), `comparisons` 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from tepo.core.errors import InputError
 from tepo.evaluation import Evaluation, QuestionResult
 from tepo.evaluation.results import default_ks
+from tepo.lab.comparing import compare
 from tepo.lab.config import StudyConfig
-from tepo.lab.curves import AXES, Curve, area, curve
-from tepo.lab.folder import DONE, FAILED, StudyFolder
+from tepo.lab.curves import AXES
+from tepo.lab.folder import FAILED, StudyFolder
 from tepo.lab.intervals import (
     FEW_SEEDS,
-    Values,
     accuracy,
     mean_effect,
-    paired_accuracy,
-    probability_of_improvement,
 )
 from tepo.lab.plan import PlannedRun, differing
-from tepo.lab.stability import RULES, Stability, kept, stability, tenth
-from tepo.lab.survival import Times, first_reached, median_time, time_ratio
-from tepo.lab.verdict import accuracy_verdict, measure_verdict, time_verdict
+from tepo.lab.records import REWARD, SMOOTHING, RunRecord, reach_times, read_runs, values_of
+from tepo.lab.stability import RULES, tenth
+from tepo.lab.survival import median_time
 from tepo.training.rundir import plain_config
-
-REWARD = "reward/mean"
-ENTROPY = "entropy/rollout"
-SMOOTHING = 5
-"""Steps whose mean reward must reach a threshold."""
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """One run as the statistics see it."""
-
-    name: str
-    variant: str
-    seed: int
-    state: Mapping[str, Any]
-    lines: Sequence[Mapping[str, Any]]
-    final: Evaluation | None
-
-    @property
-    def done(self) -> bool:
-        """Whether it went to its end."""
-        return bool(self.state["status"] == DONE)
-
-    def curve(self, metric: str) -> Curve:
-        """Return the course of a metric."""
-        return curve(self.lines, metric)
-
-    @cached_property
-    def final_reward(self) -> float | None:
-        """Mean training reward of the last tenth of the steps."""
-        values = self.curve(REWARD).values
-        return float(values[-tenth(values.size) :].mean()) if values.size else None
-
-    @cached_property
-    def entropy_kept(self) -> float | None:
-        """Mean entropy of the last tenth of the steps over that of the first."""
-        return kept(self.curve(ENTROPY).values)
-
-    @cached_property
-    def stability(self) -> Stability:
-        """How it held."""
-        return stability(
-            *(
-                np.asarray([_number(line.get(metric)) for line in self.lines if line["step"] > 0])
-                for metric in (REWARD, "grad/norm", ENTROPY)
-            )
-        )
-
-
-def read_runs(folder: StudyFolder, runs: Sequence[PlannedRun]) -> list[RunRecord]:
-    """Read what each run has left, finished or not."""
-    records = []
-    for run in runs:
-        place = folder.run(run.name, run.kind)
-        state = folder.read_state(run.name, run.kind)
-        evaluations = sorted(place.eval.glob("step-*.jsonl"))
-        final = Evaluation.read(evaluations[-1]) if evaluations and state["status"] == DONE else None
-        records.append(RunRecord(run.name, run.variant, run.seed, state, place.read_metrics(), final))
-    return records
 
 
 def analyse(
@@ -133,126 +70,6 @@ def analyse(
     }
 
 
-def compare(
-    base_name: str, base: Sequence[RunRecord], name: str, other: Sequence[RunRecord], thresholds: Mapping[str, float]
-) -> dict[str, Any]:
-    """Return every figure of one variant against the baseline, with its sentences; fields are null without runs."""
-    shared = sorted({run.seed for run in base} & {run.seed for run in other})
-    pairs = (_of_seeds(base, shared), _of_seeds(other, shared))
-    result: dict[str, Any] = {"variant": name, "baseline": base_name, "seeds": shared, "verdicts": []}
-    if not shared:
-        missing = [label for label, runs in ((base_name, base), (name, other)) if not runs]
-        why = f"no finished run of {' or '.join(missing)}" if missing else "no seed that both finished"
-        return result | {"verdicts": [f"{name} against {base_name}: {why}, nothing to compare"]}
-    tables = _accuracies(*pairs)
-    if tables is not None:
-        effect = paired_accuracy(*tables)
-        result["accuracy"] = effect.to_json() | _flips(*tables)
-        result["verdicts"].append(accuracy_verdict(name, base_name, effect))
-    primary = [table.mean(axis=1) for table in tables] if tables is not None else None
-    measures: dict[str, tuple[str, Callable[[RunRecord], float | None]]] = {
-        "final_reward": ("reward at the end", lambda run: run.final_reward),
-        "entropy_kept": ("share of entropy kept", lambda run: run.entropy_kept),
-        "worst_drop": ("worst drop of reward", lambda run: run.stability.worst_drop),
-    }
-    for axis in AXES:
-        until = _common_end([*base, *other], axis)
-        measures[f"area_{axis}"] = (f"mean reward over {axis}", _area_of(axis, until))
-    for key, (words, measure) in measures.items():
-        found = [_values(runs, measure) for runs in pairs]
-        if any(values is None for values in found):
-            continue
-        first, second = (values for values in found if values is not None)
-        effect = mean_effect(second - first)
-        result[key] = effect.to_json()
-        if key in ("final_reward", "entropy_kept", "area_tokens"):
-            result["verdicts"].append(measure_verdict(name, base_name, words, effect))
-        if key == "final_reward" and primary is None:
-            primary = [first, second]
-    if primary is not None:
-        result["improvement"] = probability_of_improvement(*primary).to_json()
-    result["times"] = _time_ratios(pairs, thresholds)
-    result["verdicts"] += [time_verdict(name, base_name, one) for one in result["times"] if one["axis"] == "tokens"]
-    return result
-
-
-def _of_seeds(runs: Sequence[RunRecord], seeds: Sequence[int]) -> list[RunRecord]:
-    by_seed = {run.seed: run for run in runs}
-    return [by_seed[seed] for seed in seeds]
-
-
-def _accuracies(base: Sequence[RunRecord], other: Sequence[RunRecord]) -> tuple[Values, Values] | None:
-    """Return the share of right samples `[seeds, questions]` of both; None where runs were not evaluated alike."""
-    every = [run.final for run in (*base, *other)]
-    evaluations = [one for one in every if one is not None]
-    if len(evaluations) < len(every) or not evaluations:
-        return None
-    asked = [[(question.id, question.question) for question in one.questions] for one in evaluations]
-    if any(one != asked[0] for one in asked):
-        raise InputError("the runs of the study were evaluated on different questions; make them anew")
-    table = np.asarray([[q.passed / len(q.samples) for q in one.questions] for one in evaluations])
-    return table[: len(base)], table[len(base) :]
-
-
-def _flips(first: Values, second: Values) -> dict[str, int]:
-    """Return on how many questions the second is better, and worse, in the mean over seeds."""
-    gaps = second.mean(axis=0) - first.mean(axis=0)
-    return {"questions_better": int((gaps > 0).sum()), "questions_worse": int((gaps < 0).sum())}
-
-
-def _values(runs: Sequence[RunRecord], measure: Callable[[RunRecord], float | None]) -> Values | None:
-    found = [measure(run) for run in runs]
-    return None if any(value is None for value in found) else np.asarray(found, dtype=np.float64)
-
-
-def _area_of(axis: str, until: float) -> Callable[[RunRecord], float | None]:
-    return lambda run: area(run.curve(REWARD), axis, until=until)
-
-
-def _common_end(runs: Sequence[RunRecord], axis: str) -> float:
-    """Return how far every run goes on an axis."""
-    ends = [points[-1] for run in runs if (points := run.curve(REWARD).axis(axis)).size]
-    return float(min(ends, default=0.0))
-
-
-def _times(runs: Sequence[RunRecord], metric: str, axis: str, threshold: float) -> Times | None:
-    """Return when each run reached a threshold; None where one was never measured."""
-    found = []
-    for run in runs:
-        one = run.curve(metric)
-        if not one.values.size:
-            return None
-        window = min(SMOOTHING, one.values.size) if metric == REWARD else 1
-        x = one.axis(axis)
-        found.append((*first_reached(x, one.values, threshold, window=window), float(x[-1])))
-    return Times(*(np.asarray(column) for column in zip(*found, strict=True)))
-
-
-def _time_ratios(
-    pairs: tuple[Sequence[RunRecord], Sequence[RunRecord]], thresholds: Mapping[str, float]
-) -> list[dict[str, Any]]:
-    """Return, for every threshold and axis, how many runs of each reached it and the ratio of restricted means."""
-    result = []
-    for metric, threshold in thresholds.items():
-        for axis in AXES:
-            base, other = (_times(runs, metric, axis, threshold) for runs in pairs)
-            if base is None or other is None:
-                continue
-            ratio = time_ratio(base, other)
-            result.append(
-                {
-                    "metric": metric,
-                    "threshold": threshold,
-                    "axis": axis,
-                    "ratio": ratio.to_json() if ratio is not None else None,
-                    "reached": [int(base.reached.sum()), int(other.reached.sum())],
-                    "runs": [int(base.reached.size), int(other.reached.size)],
-                    "median": [median_time(base), median_time(other)],
-                }
-            )
-    return result
-
-
 def _thresholds(study: StudyConfig, base: Sequence[RunRecord]) -> tuple[dict[str, float], list[str]]:
     """Return the thresholds asked for, or one found in the baseline's rewards, and what is to be said of it."""
     if study.thresholds:
@@ -281,7 +98,7 @@ def _own_figures(runs: Sequence[RunRecord], thresholds: Mapping[str, float]) -> 
         "worst_drop": lambda run: run.stability.worst_drop,
     }
     for key, measure in measures.items():
-        values = _values(runs, measure) if runs else None
+        values = values_of(runs, measure) if runs else None
         result[key] = mean_effect(values).to_json() if values is not None else None
     result["spikes"] = sum(run.stability.spikes for run in runs)
     result["collapsed"] = sum(run.stability.collapsed for run in runs)
@@ -292,7 +109,7 @@ def _own_figures(runs: Sequence[RunRecord], thresholds: Mapping[str, float]) -> 
         {"metric": metric, "threshold": threshold, "axis": axis, "median": median_time(times)}
         for metric, threshold in thresholds.items()
         for axis in AXES
-        if runs and (times := _times(runs, metric, axis, threshold)) is not None
+        if runs and (times := reach_times(runs, metric, axis, threshold)) is not None
     ]
     return result
 
@@ -377,7 +194,3 @@ def _notes(study: StudyConfig, records: Sequence[RunRecord], configs: Mapping[st
     if study.tokens is None and spent and max(spent.values()) > 1.1 * min(spent.values()):
         notes.append("the budget is in steps; response tokens differ by over a tenth: read the token axis too")
     return notes
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else float("nan")
