@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import math
+import shlex
 import unicodedata
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tepo.cli.display import Display, shortened, step_line
+from tepo.cli.outcome import next_commands
 from tepo.cli.terminal import plain, print_json, print_table
+from tepo.training import RunResult
 
 
 def test_plain_makes_control_characters_visible() -> None:
@@ -52,10 +56,22 @@ def test_a_response_is_shown_on_one_line_and_cut_in_the_middle() -> None:
     assert long.endswith("bbb")
 
 
+def test_commands_to_copy_are_words_of_a_shell(tmp_path: Path) -> None:
+    run = tmp_path / "my runs" / "$(x)"
+    (run / "eval").mkdir(parents=True)
+    (run / "eval" / "step-000000.jsonl").write_text(json.dumps({"question": "1 + `ls` $HOME ="}) + "\n")
+    commands = [command for command, _ in next_commands(RunResult(run, 2, False, {}, {}))]
+    assert shlex.split(commands[0]) == ["sample", str(run), "--ask", "1 + `ls` $HOME ="]
+    assert commands[0].endswith("'1 + `ls` $HOME ='")
+    assert shlex.split(commands[2]) == ["train", "--resume", str(run), "train.steps=4"]
+
+
 def test_a_step_is_one_line_of_what_was_measured() -> None:
     metrics: dict[str, Any] = {"reward/mean": 0.5, "reward/pass_rate": 0.25, "time/step": 2.0, "kl/old": None}
     assert step_line(3, 40, metrics, 74.0) == "step  3/40  reward 0.500  pass 25%  s 2.0  left 01:14"
     assert step_line(3, 40, {}, 3600.0).endswith("left 01:00:00")
+    assert step_line(3, 40, {}, 30 * 3600.0).endswith("left 30:00:00")
+    assert "left" in step_line(1, 10**20, {}, 1e22)
 
 
 def test_the_display_writes_plain_lines_off_a_terminal() -> None:

@@ -34,6 +34,9 @@ def test_text_values_need_no_quotes() -> None:
     ("override", "words"),
     [
         ("optim.lrr=1", ["command line", "'optim.lrr'", "'optim.lr'"]),
+        ("optim.lr=inf", ["command line", "optim.lr", "finite"]),
+        ("reward.timeout_s=inf", ["reward.timeout_s", "finite"]),
+        ("task.source=", ["command line", "task.source"]),
         ("optm.lr=1", ["command line", "'optm'", "'optim'"]),
         ("lr=1", ["'lr'", "'optim.lr'"]),
         ("task.prompt.systm=x", ["'task.prompt.systm'", "'task.prompt.system'"]),

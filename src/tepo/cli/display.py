@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from rich.text import Text
 
 from tepo.cli.sparklines import Course, LivePanel
 from tepo.cli.terminal import console, plain
+from tepo.core.text import quoted
 from tepo.evaluation import Evaluation
 from tepo.training.callbacks import Callback, RunInfo
 from tepo.training.experience import Experience
@@ -116,7 +116,7 @@ class Display(Callback):
     def on_end(self, folder: Path, *, interrupted: bool) -> None:
         """Say how to go on after an interruption."""
         if interrupted:
-            self._print(f"interrupted; continue with: tepo train --resume {folder}")
+            self._print(f"interrupted; continue with: tepo train --resume {quoted(folder)}")
 
     def close(self) -> None:
         """Give the terminal back."""
@@ -138,7 +138,8 @@ def step_line(step: int, steps: int, metrics: Mapping[str, Any], left: float) ->
         for name, key, form in _COLUMNS
         if isinstance(metrics.get(key), int | float)
     ]
-    clock = time.strftime("%H:%M:%S" if left >= 3600 else "%M:%S", time.gmtime(left))
+    hours, seconds = divmod(int(left), 3600)
+    clock = (f"{hours:02}:" if hours else "") + f"{seconds // 60:02}:{seconds % 60:02}"
     return f"step {step:>{len(str(steps))}}/{steps}  " + "  ".join(cells) + f"  left {clock}"
 
 

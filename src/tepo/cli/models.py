@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tepo.core.errors import InputError
+from tepo.core.text import quoted
 
 if TYPE_CHECKING:
     from tepo.policy import Policy
@@ -54,7 +55,8 @@ def _run(path: Path, say: Callable[[str], None]) -> NamedModel:
     steps = checkpoint_steps(folder)
     if not steps:
         raise InputError(
-            f"{path} is a run without a model or a checkpoint yet; continue it with `tepo train --resume {path}`"
+            f"{path} is a run without a model or a checkpoint yet; "
+            f"continue it with `tepo train --resume {quoted(path)}`"
         )
     say(f"{path} is not finished; taking its newest checkpoint, step {steps[-1]}")
     return _checkpoint(path, steps[-1])

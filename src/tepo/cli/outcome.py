@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tepo.core.text import quoted
+
 if TYPE_CHECKING:
     from tepo.training import RunResult
 
@@ -73,11 +75,11 @@ def share(values: Mapping[str, float]) -> str:
 
 def next_commands(result: RunResult) -> list[tuple[str, str]]:
     """Return what to type after `tepo`, and why."""
-    run = result.folder
+    run = quoted(result.folder)
     if result.interrupted:
         return [(f"train --resume {run}", "continue where it stopped")]
     return [
-        (f'sample {run} --ask "{_question(result)}"', "ask the trained model"),
+        (f"sample {run} --ask {_question(result)}", "ask the trained model"),
         (f"eval {run} --samples 8", "avg@k, pass@k, maj@k on its held-out questions"),
         (f"train --resume {run} train.steps={2 * result.steps}", "train it further"),
         ("explain tepo --versus dapo", "what was optimised, part by part"),
@@ -92,13 +94,13 @@ def command_name() -> str:
 
 
 def _question(result: RunResult) -> str:
-    """Return a short held-out question, or words in its place."""
+    """Return a short held-out question as one word of a shell, or words in its place."""
     for path in sorted((result.folder / "eval").glob("step-*.jsonl")):
         with path.open(encoding="utf-8") as lines:
             question = str(json.loads(lines.readline())["question"])
-        if len(question) <= 20 and '"' not in question and "\n" not in question:
-            return question
-    return "a question"
+        if len(question) <= 20 and "'" not in question and question.isprintable():
+            return quoted(question)
+    return quoted("a question")
 
 
 def _places(result: RunResult) -> list[str]:

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from tepo.core.errors import InputError, TepoError, WorkError
+from tepo.core.text import quoted
 
 if TYPE_CHECKING:
     from tepo.training import RunResult
@@ -113,7 +114,7 @@ def request(words: Sequence[str], *, resume: bool, fork: str | None, name: str |
 def _not_a_file(place: Path) -> str:
     """Return what is wrong with a word that is neither a file nor an override."""
     if (place / "config.toml").is_file():
-        return f"{place} is a run; to continue it: tepo train --resume {place}"
+        return f"{place} is a run; to continue it: tepo train --resume {quoted(place)}"
     if place.is_dir():
         return f"{place} is a folder; expected a TOML file"
     return f"{place}: no such file; expected a TOML file or section.key=value"

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class LoraConfig(BaseModel):
     """A low-rank adapter trained instead of the whole model (needs the extra `lora`)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     rank: int = Field(default=16, gt=0)
     """Rank of the update of every adapted matrix."""
@@ -27,7 +27,7 @@ class LoraConfig(BaseModel):
 class PolicyConfig(BaseModel):
     """The model to train: where it comes from, where and in which precision it computes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     path: str = "builtin:smollm2-135m"
     """A folder saved by transformers, a hub id, or a built-in model: builtin:smollm2-135m, builtin:tiny."""

@@ -7,12 +7,30 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 
-class SamplingConfig(BaseModel):
-    """How responses are sampled from the policy."""
+class EMInfConfig(BaseModel):
+    """EM-INF: entropy minimised on the logits of every token before it is chosen (arXiv 2505.15134)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    temperature: float = Field(default=1.0, ge=0.0, allow_inf_nan=False)
+    steps: int = Field(default=3, ge=1)
+    """Most Adam steps a token."""
+
+    lr: float = Field(default=0.1, gt=0.0, allow_inf_nan=False)
+    """Size of a step, in units of a logit."""
+
+    threshold: float = Field(default=0.3, ge=0.0, allow_inf_nan=False)
+    """Entropy (nats) below which a token's logits are left as they are."""
+
+    kl_coef: float = Field(default=0.05, ge=0.0, allow_inf_nan=False)
+    """Coefficient of the KL from the distribution as it was, which holds the logits back."""
+
+
+class SamplingConfig(BaseModel):
+    """How responses are sampled from the policy."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    temperature: float = Field(default=1.0, ge=0.0)
     """Logits are divided by this before the softmax; 0 is greedy (the most probable token, the first of equals)."""
 
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
@@ -30,6 +48,11 @@ class SamplingConfig(BaseModel):
     rows: int = Field(default=64, ge=1)
     """Responses decoded at once: more is quicker and takes more memory; it never changes what is drawn."""
 
+    em_inf: EMInfConfig | None = None
+    """Sharpen every token's distribution by minimising its entropy before it is chosen, after `temperature` and before
+    `top_k` and `top_p`; what is recorded stays the policy's own distribution. For evaluation: `sampling.em_inf.steps=3`
+    switches it on."""
+
     @property
     def greedy(self) -> bool:
         """Whether the most probable token is taken instead of a draw."""
@@ -37,9 +60,9 @@ class SamplingConfig(BaseModel):
 
     @property
     def truncates(self) -> bool:
-        """Whether tokens that the policy gives some probability are never drawn.
+        """Whether tokens are drawn from another distribution than the policy's: some never, or sharpened ones.
 
         A policy gradient assumes responses drawn from the full distribution after temperature, which is also what
-        the recorded log-probs describe; under truncation the two differ.
+        the recorded log-probs describe; under truncation or sharpening the two differ.
         """
-        return self.greedy or self.top_k > 0 or self.top_p < 1.0
+        return self.greedy or self.top_k > 0 or self.top_p < 1.0 or self.em_inf is not None

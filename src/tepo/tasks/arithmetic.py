@@ -27,7 +27,7 @@ Digits = int | tuple[int, int]
 class ArithmeticOptions(BaseModel):
     """Size and kind of the expressions."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     terms: int | None = Field(default=None, ge=2, le=20)
     """Numbers in an expression; by default as many as `digits` lists, else 2."""

@@ -13,7 +13,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 def changed(model: BaseModel, names: Iterable[str]) -> list[str]:
@@ -71,7 +71,7 @@ class PromptConfig(_Strict):
 class TaskConfig(_Strict):
     """What the policy is asked."""
 
-    source: str = "arithmetic"
+    source: str = Field(default="arithmetic", pattern=r"\S")
     """`arithmetic`, `gym:FAMILY`, a .jsonl, .json, .parquet or .csv file, a folder of such files or of a saved
     dataset, or a hub id such as `openai/gsm8k`."""
     split: str | None = None

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tepo.core.errors import InputError, WorkError
 from tepo.core.files import new_directory, write_json
+from tepo.core.text import quoted
 from tepo.training.rundir import RunFolder, step_name
 
 FORMAT = 1
@@ -142,7 +143,8 @@ def what_is_safe(folder: RunFolder) -> str:
     if not steps:
         return f"Safe on disk: metrics and evaluations in {folder.path}; no checkpoint was made yet."
     return (
-        f"Safe on disk: {folder.checkpoints / step_name(steps[-1])}. Continue with `tepo train --resume {folder.path}`"
+        f"Safe on disk: {folder.checkpoints / step_name(steps[-1])}. "
+        f"Continue with `tepo train --resume {quoted(folder.path)}`"
     )
 
 

@@ -21,7 +21,7 @@ from tepo.tasks.config import RewardConfig, TaskConfig
 class Section(BaseModel):
     """Base of the sections of this room: frozen, unknown keys refused, docstrings under fields as descriptions."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class ObjectiveConfig(BaseModel):

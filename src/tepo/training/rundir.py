@@ -19,6 +19,7 @@ from typing import Any
 
 from tepo.core.errors import InputError
 from tepo.core.files import append_line, read_lines, write_text
+from tepo.core.text import quoted
 from tepo.training.config import RunConfig
 from tepo.training.loading import PROVENANCE, check_config, read_toml
 from tepo.training.toml import dump_toml
@@ -107,7 +108,7 @@ def refuse_existing(path: Path) -> None:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InputError(
             f"run folder {path} exists: choose another name (name=...), or continue it with "
-            f"`tepo train --resume {path}`"
+            f"`tepo train --resume {quoted(path)}`"
         )
 
 
