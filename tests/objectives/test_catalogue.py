@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 from typing import Any
 
 import pytest
 
 import tepo
 from tepo.objectives import Objective, entry
+from tepo.objectives.catalogue import METHODS
 
 NINE = ["tepo", "tepo-markov", "grpo", "dapo", "dr-grpo", "gspo", "gspo-token", "reinforce", "rloo"]
 
@@ -36,6 +38,20 @@ def test_every_entry_says_what_it_is(item: Any) -> None:
         assert setting.source, setting.name
         assert setting.type, setting.name
         assert setting.status in ("confirmed", "inferred", "experimental")
+
+
+WITHOUT_ARXIV = {"reinforce": "Williams 1992"}
+"""Papers older than arXiv, and how their docstrings name them."""
+
+
+@pytest.mark.parametrize("item", tepo.objectives(), ids=lambda item: item.name)
+def test_every_docstring_names_its_paper_its_equation_and_how_sure_it_is(item: Any) -> None:
+    text = sys.modules[METHODS[item.name].__module__].__doc__ or ""
+    assert (item.paper.arxiv or WITHOUT_ARXIV[item.name]) in text
+    assert re.search(r"^    .*=", text, re.MULTILINE), "no displayed equation"
+    assert item.status in text.lower(), f"says nowhere what is {item.status}"
+    for setting in item.settings:
+        assert setting.source not in ("confirmed", "inferred", "experimental"), f"{setting.name}: from where?"
 
 
 @pytest.mark.parametrize("item", tepo.objectives(), ids=lambda item: item.name)

@@ -104,6 +104,8 @@ def test_degenerate_batches_are_finite(name: str, settings: dict[str, Any]) -> N
     no_columns = batch.take(torch.arange(7), 0)
     degenerate = {
         "all masked": batch.replace(mask=torch.zeros_like(batch.mask)),
+        "one empty response": batch.replace(mask=batch.mask & (torch.arange(7) != 2)[:, None]),
+        "one response left": batch.replace(mask=batch.mask & (torch.arange(7) == 2)[:, None]),
         "no rows": empty_rows,
         "no columns": no_columns,
         "no reward": batch.replace(rewards=torch.full((7,), float("nan"))),

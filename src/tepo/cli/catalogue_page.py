@@ -139,7 +139,7 @@ def settings_table(settings: Sequence[Setting]) -> str:
             f"`{value_text(item.default)}`",
             item.type,
             item.help,
-            item.source if item.status == "confirmed" else f"*{item.status}*: {item.source}".removesuffix(": inferred"),
+            item.source if item.status == "confirmed" else f"*{item.status}*: {item.source}",
         )
         for item in settings
     ]

@@ -6,7 +6,8 @@ No ratio, no clip, no KL, no critic. B groups in the batch, M of them with equal
 alpha makes up for them, so that the step does not shrink as the task is learnt. The paper's definition, from memory;
 its code divides by the share of groups that remain instead, which is the same up to 1e-5. `alpha="rewards"` is what
 verl's estimator computes: B / (number of responses with a reward other than 0), which is 1 for rewards of +1 and -1.
-F is 1 (the paper's) or the group's standard deviation. Only the first update of a rollout batch is on-policy.
+F is 1 (the paper's) or the group's standard deviation. Confirmed but for alpha, whose source is above. Only the first
+update of a rollout batch is on-policy.
 """
 
 from __future__ import annotations

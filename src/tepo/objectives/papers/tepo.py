@@ -40,11 +40,14 @@ class TEPOMarkov(Method):
     status = "inferred"
 
     ratio: Literal["sequence", "sequence-token"] = setting(
-        "sequence", "sequence-token: the same value with each token's own gradient", "inferred", "inferred"
+        "sequence",
+        "sequence-token: the same value with each token's own gradient",
+        "readers report a geometric mean",
+        "inferred",
     )
     clip_low: float = setting(0.2, "lower clip of the ratio", "DAPO; the paper's is not public", "inferred")
     clip_high: float = setting(0.28, "upper clip of the ratio", "DAPO; the paper's is not public", "inferred")
-    clip_dual: float | None = setting(None, "dual clip for A < 0", "inferred", "inferred")
+    clip_dual: float | None = setting(None, "dual clip for A < 0", "DAPO: none; the paper's is not public", "inferred")
 
     def compose(self) -> Objective:
         """Return the composition."""
@@ -74,10 +77,17 @@ class TEPO(TEPOMarkov):
 
     kl_coef: float = setting(1.0, "coefficient of the masked KL; 0 removes it", "KL-Cov's 1 with abs", "inferred")
     kl_estimator: Estimator = setting(
-        "k3", "k3 does nothing near the old policy and grows with abrupt change", "inferred", "inferred"
+        "k3",
+        "k3 does nothing near the old policy and grows with abrupt change",
+        "ours: the paper's is not public",
+        "inferred",
     )
-    kl_target: Literal["old", "reference"] = setting("old", "the policy the KL holds to", "inferred", "inferred")
-    kl_norm: Literal["all", "masked"] = setting("all", "tokens that divide the KL term", "inferred", "inferred")
+    kl_target: Literal["old", "reference"] = setting(
+        "old", "the policy the KL holds to", "ours: the paper's is not public; old needs no second model", "inferred"
+    )
+    kl_norm: Literal["all", "masked"] = setting(
+        "all", "tokens that divide the KL term", "ours: the paper's is not public", "inferred"
+    )
     entropy_criterion: Literal["realised", "first-order", "sign"] = setting(
         "realised", "how a decreasing entropy is decided", "literal reading of the abstract", "inferred"
     )
