@@ -66,7 +66,7 @@ _HOMES = {
     "tepo.training": ("Callback", "RunConfig", "RunResult", "load_config", "train"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
-_ROOMS = frozenset({"core", "objectives", "policy", "rollout", "tasks", "evaluation", "training"})
+_ROOMS = frozenset({"core", "objectives", "policy", "rollout", "tasks", "evaluation", "training", "testing", "lab"})
 
 
 def __getattr__(name: str) -> Any:

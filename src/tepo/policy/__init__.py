@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tepo.core.lazy import names_at_first_use
 
 if TYPE_CHECKING:
     from tepo.policy.config import LoraConfig, PolicyConfig
@@ -38,14 +40,7 @@ _HOMES = {
     "value_of_policy": "value",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Import the module that defines `name` on first use."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = names_at_first_use(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -6,7 +6,9 @@ Names are loaded when they are used: reward workers import this package and star
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tepo.core.lazy import names_at_first_use
 
 if TYPE_CHECKING:
     from tepo.tasks.config import ColumnsConfig as ColumnsConfig
@@ -58,8 +60,4 @@ __all__ = [
     "load_task",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+__getattr__ = names_at_first_use(__name__, _HOME)
