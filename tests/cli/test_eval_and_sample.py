@@ -50,8 +50,16 @@ def test_eval_takes_settings_of_its_sections(tepo_: Tepo) -> None:
         "max_tokens": 0,
         "stop": [],
         "rows": 0,
+        "em_inf": None,
     }
     assert ended.json["pass_at"].keys() == {"2"}
+
+
+def test_eval_minimises_entropy_while_decoding(tepo_: Tepo) -> None:
+    ended = tepo_("eval", "builtin:tiny", "arithmetic", "sampling.em_inf.threshold=0.1", *SMALL, "--json")
+    assert ended.code == 0, ended.err
+    em_inf = ended.json["settings"]["sampling"]["em_inf"]
+    assert em_inf == {"steps": 3, "lr": 0.1, "threshold": 0.1, "kl_coef": 0.05}
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from tepo.core.errors import InputError, WorkError
 from tepo.rollout.config import SamplingConfig
 from tepo.rollout.decoder import Decoder, Rows
 from tepo.rollout.draws import choose, truncate, uniforms
+from tepo.rollout.em_inf import minimise_entropy
 from tepo.rollout.response import Response, StopReason
 from tepo.rollout.stopping import StopTexts
 from tepo.rollout.waiting import Growing, Waiting
@@ -139,6 +140,9 @@ def _append_tokens(rows: Rows, batch: Sequence[Growing], run: _Run) -> list[int]
     probabilities = logp.exp()
     smallest = torch.finfo(logp.dtype).min  # a logit of minus infinity adds nothing to the entropy
     entropy = -(probabilities * logp.clamp(min=smallest)).sum(-1)
+    if config.em_inf is not None:
+        logits = minimise_entropy(logits, config.em_inf)
+        probabilities = logits.softmax(-1)
     if config.greedy:
         chosen = logits.argmax(-1)
     else:

@@ -100,7 +100,9 @@ def assign(tree: dict[str, Any], key: str, value: Any) -> None:
     *sections, leaf = key.split(".")
     node = tree
     for name in sections:
-        inner = node.setdefault(name, {})
+        if node.get(name) is None:  # absent, or a section that a run's record says is off
+            node[name] = {}
+        inner = node[name]
         if not isinstance(inner, dict):
             raise InputError(f"override {key}={value}: {name!r} is a value, not a section")
         node = inner

@@ -108,8 +108,8 @@ def check(config: RunConfig, say: Say) -> None:
         raise InputError("sampling.temperature is 0: a group of equal responses teaches nothing; use 1.0")
     if config.sampling.truncates:
         say(
-            "warning: sampling.top_p or top_k cuts off tokens, while log-probs are of the full distribution: "
-            "the gradient is biased"
+            "warning: sampling.top_p, top_k or em_inf changes which tokens are drawn, while log-probs are of the full "
+            "distribution: the gradient is biased"
         )
     if config.train.group_size == 1 and "group" in config.objective.build().needs.batch:
         say("warning: train.group_size is 1, so advantages against the group are all 0")
