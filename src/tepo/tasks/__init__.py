@@ -5,7 +5,6 @@ Names are loaded when they are used: reward workers import this package and star
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
 from tepo.core.lazy import names_at_first_use
