@@ -143,6 +143,7 @@ def test_the_viewer_is_read_with_the_keyboard(page: browser.Page, tmp_path: Path
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_ten_thousand_responses_are_paged(page: browser.Page, tmp_path: Path) -> None:
     path, words = write_view(make_run(tmp_path / "run", steps=10, responses=1000), names=["grpo"])
     assert words.startswith("10000 responses")
@@ -180,6 +181,16 @@ def test_the_report_follows_its_controls(page: browser.Page, study: Path) -> Non
 
 
 @needs_chromium
+def test_an_axis_has_few_ticks_however_small_its_range(page: browser.Page, study: Path) -> None:
+    page.open(write_report(study))
+    assert page.value("ticks(0, 10)") == [0, 5, 10]
+    assert page.value("ticks(-0.01, -0.01 + 1e-18).length") <= 20
+    steady = "[{name: 'a', place: 0, lines: [{label: 'a', points: [[0, 0.1], [1, 0.1 + 1e-17]]}], band: []}]"
+    assert page.value(f"chart({{title: 't', series: {steady}, xLabel: 'x'}}).querySelectorAll('.seed').length") == 1
+    clean(page)
+
+
+@needs_chromium
 def test_tables_and_curves_can_be_taken_away(page: browser.Page, study: Path) -> None:
     page.open(write_report(study))
     page.value("download = (name, text) => { (window.taken ||= {})[name] = text; }")
@@ -194,6 +205,7 @@ def test_tables_and_curves_can_be_taken_away(page: browser.Page, study: Path) ->
 
 
 @needs_chromium
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", ["phone", "desktop"])
 def test_pages_fit_their_window_and_have_readable_text(

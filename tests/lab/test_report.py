@@ -19,7 +19,7 @@ from tepo.lab.health import BAD, FAIR, GOOD, RULES, UNKNOWN, lights
 from tepo.lab.objective_diff import frozen_batch, objective_diff
 from tepo.lab.page import escape, pack
 from tepo.lab.report import curves_data, write_report, write_run_report
-from tepo.lab.view import choices, write_view
+from tepo.lab.view import choices, squeezed, write_view
 
 
 def text_of(path: Path) -> str:
@@ -219,6 +219,13 @@ def test_methods_that_need_a_reference_go_without_it_where_they_can(tmp_path: Pa
     assert labels[0] == "tepo (as in the run)"
     assert set(labels[1:]) >= {"dapo"}
     assert any(label in ("grpo", "grpo (kl_coef = 0)") for label in labels)
+
+
+def test_numbers_are_kept_to_four_digits_and_equal_ones_once() -> None:
+    assert squeezed([1.23456, -0.000123456, 123456.7, 0.0, 3e-9]) == [1.235, -0.0001235, 123500.0, 0.0, 3e-9]
+    assert squeezed([2.0, 2.0]) == 2.0
+    assert squeezed([1.0, float("nan")]) == [1.0, None]
+    assert squeezed([]) == []
 
 
 def test_packing_is_the_same_for_the_same_and_holds_no_markup() -> None:

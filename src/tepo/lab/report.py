@@ -22,6 +22,12 @@ from tepo.training.metrics import MEANING
 
 MOST_POINTS = 2_000
 """Points of a curve that are kept; longer runs show every n-th step."""
+_MEANING = {
+    "eval/avg": "share of right samples on held-out questions",
+    "entropy/change": "mean change of a token's entropy since it was sampled (nats)",
+    "clip/high": "fraction of tokens clipped above",
+}
+"""Meanings that `MEANING` gives under a neighbouring name, or not at all."""
 _NOT_CURVES = ("reward/timed_out",)
 
 
@@ -122,7 +128,7 @@ def curves_data(runs_of: Mapping[str, Sequence[Evidence]]) -> dict[str, Any]:
     names = {name for runs in drawn.values() for run in runs for name in run["values"]}
     known = [name for name in MEANING if name in names]
     metrics = known + sorted(names - set(known))
-    meanings = {name: MEANING[name] for name in known} | {"eval/avg": "share of right samples on held-out questions"}
+    meanings = {name: MEANING[name] for name in known} | _MEANING
     variants = [{"name": name, "runs": runs} for name, runs in drawn.items()]
     return {"variants": variants, "metrics": metrics, "meanings": meanings}
 

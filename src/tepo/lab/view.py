@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -214,7 +216,7 @@ def response_data(record: Mapping[str, Any], row: int, seen: Mapping[str, Inspec
     fields = {key: squeezed(record[name]) for key, name in names.items() if name in record}
     tokens = record.get("tokens") or [str(token) for token in record["token_ids"]]
     return {
-        "t": [plain(token) for token in tokens],
+        "t": [_shown(token) for token in tokens],
         **fields,
         "o": {name: inspection_data(inspection, row, size) for name, inspection in seen.items()},
     }
@@ -229,9 +231,7 @@ def inspection_data(inspection: Inspection, row: int, size: int) -> dict[str, An
         "r": inspection.ratio,
         "w": inspection.weight,
     }
-    found: dict[str, Any] = {
-        key: squeezed(value[row, :size].tolist()) for key, value in fields.items() if value is not None
-    }
+    found: dict[str, Any] = {key: squeezed(value[row, :size]) for key, value in fields.items() if value is not None}
     flags = inspection.flags[row, :size].tolist()
     return found | {"f": flags[0] if len(set(flags)) == 1 else flags}
 
@@ -271,10 +271,18 @@ def scale(values: Iterable[Tensor]) -> float:
     return significant(float(every.sort().values[place]), 2) or 1.0
 
 
-def squeezed(values: Sequence[float]) -> Any:
-    """Return numbers to four digits; one number where all are the same."""
-    short = [significant(value) for value in values]
-    return short[0] if short and len(set(short)) == 1 else short
+def squeezed(values: Sequence[float] | Tensor) -> Any:
+    """Return numbers to four significant digits, None for what is not finite; one number where all are the same."""
+    exact = np.asarray(values, dtype=np.float64)
+    if not exact.size:
+        return []
+    if (exact == exact[0]).all():
+        return significant(float(exact[0]))
+    whole = np.isfinite(exact)
+    used = np.where(whole, exact, 0.0)
+    powers = 10.0 ** (3 - np.floor(np.log10(np.maximum(np.abs(used), 1e-300))))
+    short: list[float] = (np.rint(used * powers) / powers).tolist()
+    return short if whole.all() else [value if fine else None for value, fine in zip(short, whole, strict=True)]
 
 
 def _add_row(rows: dict[str, list[Any]], step: int, record: Mapping[str, Any], prompt: int) -> None:
@@ -293,6 +301,10 @@ def _add_row(rows: dict[str, list[Any]], step: int, record: Mapping[str, Any], p
     }
     for name, value in values.items():
         rows[name].append(value)
+
+
+# Most tokens of a run are the same few thousand texts.
+_shown = lru_cache(maxsize=65_536)(plain)
 
 
 def _words(value: object) -> str | None:

@@ -14,7 +14,7 @@ function ticks(low, high, wanted = 4) {
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= raw);
   const found = [];
-  for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-9; value += step) found.push(Math.abs(value) < step * 1e-9 ? 0 : value);
+  for (let value = Math.ceil(low / step) * step; found.length < 20 && value <= high + step * 1e-9; value += step) found.push(Math.abs(value) < step * 1e-9 ? 0 : value);
   return found;
 }
 
@@ -83,9 +83,11 @@ function chart({ title, about, series, xLabel, log = false }) {
   let [x0, x1] = [least(xs), most(xs)];
   if (x0 === x1) [x0, x1] = [x0 - 0.5, x1 + 0.5];
   // Bands of few seeds are wide; they may run out of the picture rather than flatten the lines.
-  const reach = most(core) - least(core) || Math.abs(most(core)) || 1;
+  const spread = most(core) - least(core);
+  const alike = spread <= 1e-9 * Math.max(Math.abs(most(core)), Math.abs(least(core)));
+  const reach = (alike ? Math.abs(most(core)) : spread) || 1;
   let [y0, y1] = [Math.max(least(ys), least(core) - 0.6 * reach), Math.min(most(ys), most(core) + 0.6 * reach)];
-  if (y0 === y1) [y0, y1] = [y0 - 0.5 * reach, y1 + 0.5 * reach];
+  if (alike && y1 - y0 < reach) [y0, y1] = [y0 - 0.5 * reach, y1 + 0.5 * reach];
   const px = (x) => left + ((scaled(x) - x0) / (x1 - x0)) * (width - left - right);
   const py = (y) => height - bottom - ((y - y0) / (y1 - y0)) * (height - top - bottom);
   const clamp = (y) => Math.max(top, Math.min(height - bottom, py(y)));

@@ -32,7 +32,8 @@ const PANELS = [
 ];
 
 function drawCurves({ variants, meanings, metrics }) {
-  const state = { axis: "steps", smooth: "1", more: "", hidden: new Set() };
+  const longest = Math.max(0, ...variants.flatMap((variant) => variant.runs.map((run) => run.steps.length)));
+  const state = { axis: "steps", smooth: longest > 200 ? "20" : longest > 60 ? "5" : "1", more: "", hidden: new Set() };
   const box = document.getElementById("curves-box");
   const controls = el("div", { class: "controls" });
   const keys = el("div", { class: "keys" });
