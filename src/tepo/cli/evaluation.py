@@ -1,0 +1,76 @@
+"""An evaluation as `tepo eval` prints it: the table, what it breaks down to, what it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tepo.evaluation import Estimate, Evaluation, Summary
+
+
+def show(summary: Summary, *, title: str, greedy: Estimate | None = None) -> None:
+    """Print a summary as a table, with what a reader needs to judge it."""
+    from tepo.cli.terminal import console, plain, print_table
+
+    rows = [(f"avg@{summary.samples}", summary.average)]
+    rows += [(f"pass@{k}", estimate) for k, estimate in summary.pass_at.items()]
+    rows += [(f"maj@{k}", estimate) for k, estimate in summary.majority_at.items()]
+    rows += [("greedy", greedy)] if greedy is not None else []
+    cells = [(name, *estimate_text(value)) for name, value in rows]
+    print_table(plain(title), ("measure", "value", "95 % interval"), cells, right=1)
+    out = console()
+    sampling = summary.settings.get("sampling", {})
+    if summary.distinct < summary.questions:
+        out.print(
+            f"{summary.questions} rows repeat {summary.distinct} questions: repeats count as samples, and intervals "
+            "are over distinct questions"
+        )
+    out.print(
+        f"{summary.distinct} distinct questions of {summary.questions}, {summary.samples} samples each, "
+        f"temperature {sampling.get('temperature', 'unknown')}; intervals are over questions"
+    )
+    out.print(f"mean length {summary.length:.0f} tokens, {summary.truncated:.0%} cut at the limit")
+    troubles = {"failed": summary.errors, "timed out": summary.timeouts, "not scorable": summary.unscorable}
+    told = ", ".join(f"{count} {what}" for what, count in troubles.items() if count)
+    if told:
+        out.print(f"grading: {told}")
+
+
+def show_breakdown(evaluation: Evaluation) -> None:
+    """Print avg@n by subject, level and the like, where the source says them."""
+    from tepo.cli.terminal import plain, print_table
+
+    for label, values in evaluation.breakdown().items():
+        cells = [(plain(value or "(none)"), str(one.n), *estimate_text(one)) for value, one in values.items()]
+        print_table(f"by {label}", (label, "questions", "value", "95 % interval"), cells, right=1)
+
+
+def show_extra(extra: Mapping[str, Any], against: Path | None) -> None:
+    """Print the comparison with other results, and where graders disagree."""
+    from tepo.cli.terminal import console, plain
+
+    out = console()
+    if "against" in extra:
+        found = extra["against"]
+        out.print(plain(f"against {against}: {found}"), soft_wrap=True)
+        out.print(f"questions flipped: {len(found.gained)} to right, {len(found.lost)} to wrong", soft_wrap=True)
+        for name, ids in (("to right", found.gained), ("to wrong", found.lost)):
+            if ids:
+                out.print(plain(f"  {name}: {', '.join(ids[:20])}" + (" ..." if len(ids) > 20 else "")), soft_wrap=True)
+        if found.alone:
+            out.print(f"  {found.alone} questions are in one of the two alone and were left out")
+        if found.unequal:
+            out.print(f"  not a fair comparison: {', '.join(found.unequal)} differ", style="bold")
+    if "disagreements" in extra:
+        out.print(f"lenient and strict grading disagree on {len(extra['disagreements'])} responses")
+        for one in extra["disagreements"]:
+            told = "right only when lenient" if one.lenient else "right only when strict"
+            text = f"  {one.question} sample {one.sample}: {told}; reference {one.reference!r}, ends {one.end[-80:]!r}"
+            out.print(plain(text), soft_wrap=True)
+
+
+def estimate_text(estimate: Estimate) -> tuple[str, str]:
+    """Return a share and its interval in per cent."""
+    return f"{100 * estimate.value:.1f} %", f"{100 * estimate.low:.1f} to {100 * estimate.high:.1f}"
