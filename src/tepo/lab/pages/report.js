@@ -133,7 +133,10 @@ function drawDiff({ index, responses }) {
   const { rows, labels, objectives, scales, prompts } = index;
   const able = objectives.filter((one) => !one.why);
   const box = document.getElementById("diff-box");
-  const state = { left: able[0]?.name, right: (able.find((one) => labels[one.name] !== labels[able[0].name] && one.name !== able[0].name) || able[0])?.name, colour: "credit", from: 0 };
+  const first = able[0]?.name;
+  const another = able.find((one) => one.name.startsWith("run ") && one.name !== first)
+    || able.find((one) => ["dapo", "tepo", "grpo"].includes(one.name) && `run ${one.name}` !== first && one.name !== first);
+  const state = { left: first, right: (another || able[0])?.name, colour: "credit", from: 0 };
   if (!able.length) return;
   const perPage = 8;
   const options = objectives.map((one) => [one.name, labels[one.name], one.why]);
