@@ -130,7 +130,11 @@ PARTS: dict[Any, tuple[type, ...]] = {
 }
 """What a place of a composition is for -> the classes that fit there."""
 
-SLOTS: dict[str, Any] = {name: hint for name, hint in typing.get_type_hints(Objective).items() if name != "name"}
+_NO_PLACES = ("name", "partner")  # a second policy's objective is a whole one: it comes with the base
+
+SLOTS: dict[str, Any] = {
+    name: hint for name, hint in typing.get_type_hints(Objective).items() if name not in _NO_PLACES
+}
 """The places of an objective that `compose` can fill, by name, with their annotations."""
 
 
