@@ -203,12 +203,22 @@ def test_commands_are_printed_as_they_can_be_typed(monkeypatch: pytest.MonkeyPat
     assert command_name() == "tepo"
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
+RUNS = [path for path in sorted(EXAMPLES.glob("*.toml")) if path.stem != "study"]
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
 def test_every_example_is_a_valid_configuration(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tepo.training import load_config
 
     monkeypatch.chdir(EXAMPLES.parent)
     assert load_config(path).objective.build().name
+
+
+def test_the_example_study_is_a_valid_study(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tepo.lab.config import load_study
+
+    monkeypatch.chdir(EXAMPLES.parent)
+    assert load_study(EXAMPLES / "study.toml").seeds
 
 
 def test_the_example_with_its_own_reward_runs(tepo_: Tepo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

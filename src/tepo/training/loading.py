@@ -138,7 +138,8 @@ def _nearest_key(location: Sequence[str]) -> str:
     hint = nearest(".".join(location), siblings)
     elsewhere = [key for key, _ in known_keys() if key.split(".")[-1] == location[-1]]
     if "Did you mean" not in hint and elsewhere:
-        return f" Did you mean {elsewhere[0]!r}?"
+        shallowest = min(elsewhere, key=lambda key: key.count("."))
+        return f" Did you mean {shallowest!r}?"
     return hint
 
 
