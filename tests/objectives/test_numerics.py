@@ -71,6 +71,7 @@ def test_responses_of_8192_tokens_are_finite(name: str, drift: float) -> None:
         ref_logp=torch.full(shape, -1.1),
         entropy=torch.full(shape, 0.9),
         old_entropy=torch.full(shape, 1.0),
+        other_logp=torch.full(shape, -0.9),
         values=torch.full(shape, 0.1),
         old_values=torch.full(shape, 0.2),
         mask=torch.ones(shape, dtype=torch.bool),

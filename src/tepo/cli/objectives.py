@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from tepo.objectives import Entry
 
 
-_NOT_PARTS = ("name", "log_ratio_clamp", "learnable")
-"""Fields of an objective that are plain values."""
+_NOT_PARTS = ("name", "log_ratio_clamp", "learnable", "partner")
+"""Fields of an objective that are no parts of its formula."""
 
 
 def objectives(
@@ -125,5 +125,6 @@ def needs_text(entry: Entry) -> str:
     ]
     asked = [word for word, wanted in words if wanted]
     asked += ["critic"] if needs.critic else []
+    asked += ["second policy"] if entry.objective.partner is not None else []
     asked += [f"scorer: {name}" for name in sorted(needs.scores) if name != "entropy"]
     return ", ".join(asked) or "rewards"

@@ -47,7 +47,15 @@ from tepo.objectives.returns import GAE, TokenReturns
 from tepo.objectives.row_weights import EvenRows, LengthPreference
 from tepo.objectives.selectors import InformativeGroups, NotTruncated, RandomTokens
 from tepo.objectives.several_rewards import PerReward
-from tepo.objectives.shaping import ClippedReward, MissingEOS, SequenceKLPenalty, SoftOverlong, TokenKLPenalty, Verified
+from tepo.objectives.shaping import (
+    ClippedReward,
+    DistillationReward,
+    MissingEOS,
+    SequenceKLPenalty,
+    SoftOverlong,
+    TokenKLPenalty,
+    Verified,
+)
 from tepo.objectives.sums import Parts, Sums
 from tepo.objectives.surrogates import (
     OnPolicyRows,
@@ -76,6 +84,7 @@ __all__ = [
     "ConfidenceReward",
     "CovarianceBand",
     "CovarianceKernel",
+    "DistillationReward",
     "DivergenceMask",
     "DualAscent",
     "EntropyBonus",

@@ -50,6 +50,7 @@ HOW_TO_GET = {
     "kl_full": "exact KL to the reference over the vocabulary: ask the scorer for 'kl_full' with a reference",
     "values": "a critic's current values of the state before each token, with gradient",
     "old_values": "the critic's values of the state before each token, from before the updates",
+    "other_logp": "log-probs of the same tokens under another policy: a teacher, or one that learns beside",
     "returns": "set by prepare, which needs old_values: call it first",
     "rewards": "one reward a response, shape [B] (or [B, K] components), or pass advantage= instead",
     "group": "the prompt each response belongs to, any integers, shape [B]",

@@ -13,6 +13,7 @@ from tepo.objectives.method import Method, Paper, Status, fits
 from tepo.objectives.objective import Needs, Objective
 from tepo.objectives.papers.cispo import CISPO
 from tepo.objectives.papers.clip_cov import ClipCov, KLCov
+from tepo.objectives.papers.codistill import CoDistillGRPO
 from tepo.objectives.papers.cw_grpo import CWGRPO
 from tepo.objectives.papers.dapo import DAPO, DAPOOverlong
 from tepo.objectives.papers.dppo import DPPO
@@ -95,6 +96,7 @@ METHODS: dict[str, type[Method]] = {
         PPO,
         InstructGPT,
         Tulu3RLVR,
+        CoDistillGRPO,
     )
 }
 

@@ -49,6 +49,7 @@ from tepo.objectives.selectors import InformativeGroups, NotTruncated, RandomTok
 from tepo.objectives.several_rewards import PerReward
 from tepo.objectives.shaping import (
     ClippedReward,
+    DistillationReward,
     MissingEOS,
     SequenceKLPenalty,
     Shaping,
@@ -75,6 +76,7 @@ PARTS: dict[Any, tuple[type, ...]] = {
     Shaping: (
         SequenceKLPenalty,
         TokenKLPenalty,
+        DistillationReward,
         Verified,
         MissingEOS,
         ClippedReward,

@@ -131,6 +131,8 @@ class Objective:
     reducer: Reducer = TokenMean()
     log_ratio_clamp: float = 20.0
     learnable: tuple[str, ...] = field(default=())
+    partner: Objective | None = None
+    """What a second policy learns by from the same responses; its batch's `rollout_logp` is the sampling policy's."""
 
     def __post_init__(self) -> None:
         names = [regularizer.name for regularizer in self.regularizers]

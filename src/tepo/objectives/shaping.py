@@ -98,6 +98,26 @@ class TokenKLPenalty:
 
 
 @dataclass(frozen=True)
+class DistillationReward:
+    """R_i <- R_i + coef (1/L_i) sum_t (other_logp - old_logp): what another policy thinks of the response.
+
+    The mean log-ratio of a teacher and the sampling policy on the latter's own samples, whose expectation is minus
+    their KL a token (on-policy distillation as a reward).
+    """
+
+    coef: float
+    needs: ClassVar[frozenset[str]] = frozenset({"rewards", "old_logp", "other_logp"})
+    makes: ClassVar[frozenset[str]] = frozenset()
+
+    def __call__(self, batch: TokenBatch) -> TokenBatch:
+        """Return the batch with rewards `[B]` plus the teacher's view; an empty response gets none."""
+        owner = "the distillation reward"
+        gap = (require(batch, "other_logp", owner) - require(batch, "old_logp", owner)).detach().sum(dim=1)
+        mean = gap / batch.lengths().clamp_min(1)
+        return batch.replace(rewards=combine(require(batch, "rewards", owner)) + self.coef * mean)
+
+
+@dataclass(frozen=True)
 class Verified:
     """R_i <- value where the response is right (`correct`: a full score), else 0 (Tulu 3, arXiv 2411.15124 eq. 8).
 

@@ -114,6 +114,16 @@ class CriticConfig(Section):
     """Its peak learning rate; unset: that of `optim`, whose other settings it shares."""
 
 
+class PartnerConfig(Section):
+    """The second policy of objectives that train two, the run's model sampling for both."""
+
+    path: str = "start"
+    """A folder or hub id with the policy's tokens, such as a larger model of its family; `start`: the run's own model
+    once more. All of it is trained."""
+    lr: float | None = Field(default=None, gt=0)
+    """Its peak learning rate; unset: that of `optim`, whose other settings it shares."""
+
+
 class TrainConfig(Section):
     """Size and course of a run."""
 
@@ -221,6 +231,8 @@ class RunConfig(Section):
     """The optimizer."""
     critic: CriticConfig = CriticConfig()
     """The value model, where the objective has one."""
+    partner: PartnerConfig = PartnerConfig()
+    """The second policy, where the objective has one."""
     train: TrainConfig = TrainConfig()
     """Size and course of the run."""
     eval: EvalConfig = EvalConfig()

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from tepo.objectives import TokenBatch
 from tepo.policy import Policy, TokenSequence
 from tepo.training.clock import Clock
@@ -30,7 +32,11 @@ class Lesson:
 
 @dataclass(frozen=True)
 class Teacher:
-    """Makes the updates of the policy, and of its critic where there is one, from rollout batches."""
+    """Makes the updates of the policy, and of its critic where there is one, from rollout batches.
+
+    `other` is a second policy whose view of the responses the objective asks for. `foreign`: the responses are another
+    policy's, so the sampler's values are not this one's.
+    """
 
     learner: Learner
     critic: Critic | None
@@ -39,13 +45,15 @@ class Teacher:
     budget: Budget
     clock: Clock
     progress: Callable[[str, int, int], None]
+    other: Policy | None = None
+    foreign: bool = False
 
     def learn(self, experience: Experience, *, step: int) -> Lesson:
         """Make the updates that a step's kept groups serve."""
         sequences = experience.sequences
         order = plan(experience.group_of_row, self.config.train, step=step)
         batch = token_batch(experience.groups, self.learner.policy.device)
-        for add in (self._with_old_values, self._with_reference, self._with_critic):
+        for add in (self._with_old_values, self._with_reference, self._with_other, self._with_critic):
             batch = add(batch, sequences, order[0])
         with self.clock("update"):
             prepared = self.learner.objective.prepare(batch, self.learner.state)
@@ -66,7 +74,7 @@ class Teacher:
     ) -> TokenBatch:
         """Add the policy's own values before the updates, from the scorer or the sampler, where they are needed."""
         needs, policy = self.learner.objective.needs, self.learner.policy
-        if not old_values_from_scorer(needs, policy, self.config):
+        if not self.foreign and not old_values_from_scorer(needs, policy, self.config):
             if self.config.train.updates == 1:
                 return batch
             return batch.replace(old_logp=batch.rollout_logp, old_entropy=batch.entropy)
@@ -90,9 +98,28 @@ class Teacher:
         """Add the reference policy's log-probs where the objective compares with them."""
         if self.reference is None or "ref_logp" not in self.learner.objective.needs.batch:
             return batch
-        with self.clock("reference"):
+        return batch.replace(ref_logp=self._logp_of(self.reference, "reference", batch, sequences, rows))
+
+    def _with_other(
+        self, batch: TokenBatch, sequences: Sequence[TokenSequence], rows: Sequence[Sequence[int]]
+    ) -> TokenBatch:
+        """Add the second policy's log-probs where the objective asks for them."""
+        if self.other is None:
+            return batch
+        return batch.replace(other_logp=self._logp_of(self.other, "other", batch, sequences, rows))
+
+    def _logp_of(
+        self,
+        policy: Policy,
+        phase: str,
+        batch: TokenBatch,
+        sequences: Sequence[TokenSequence],
+        rows: Sequence[Sequence[int]],
+    ) -> Tensor:
+        """Return another policy's log-probs of the responses, `[B, T]`, no gradient."""
+        with self.clock(phase):
             scored = score_rows(
-                self.reference,
+                policy,
                 sequences,
                 rows=rows,
                 width=batch.mask.shape[1],
@@ -100,8 +127,8 @@ class Teacher:
                 statistics=frozenset(),
                 budget=self.budget,
             )
-        self.clock.count("reference", int(batch.mask.sum()))
-        return batch.replace(ref_logp=scored["logp"].to(batch.logp.device))
+        self.clock.count(phase, int(batch.mask.sum()))
+        return scored["logp"].to(batch.logp.device)
 
     def _with_critic(
         self, batch: TokenBatch, sequences: Sequence[TokenSequence], rows: Sequence[Sequence[int]]

@@ -18,6 +18,7 @@ from tepo.training.experience import Group, Sampler, token_batch
 from tepo.training.learner import Learner, ModelLearner
 from tepo.training.metrics import memory_metrics
 from tepo.training.micro import Budget
+from tepo.training.setup import Setup
 from tepo.training.update import Material, accumulate
 
 PURPOSE = "preflight"
@@ -65,24 +66,27 @@ class Preflight:
         return asdict(self)
 
 
-def preflight(sampler: Sampler, learner: Learner, critic: Critic | None, config: RunConfig, folder: Path) -> Preflight:
+def preflight(sampler: Sampler, setup: Setup) -> Preflight:
     """Sample the start policy on a few training questions and time one forward and backward pass.
 
     Nothing is written and neither weights nor the run's draws change.
     """
+    config = setup.config
     start = time.perf_counter()
     draws = range(min(config.train.preflight or QUESTIONS, _distinct(sampler)))
     groups = sampler.groups(draws, PURPOSE)
     sampling = (time.perf_counter() - start) / max(1, len(groups)) * config.train.prompts
     responses = [response for group in groups for response in group.responses]
-    training = _train_seconds(learner, critic, config, groups)
+    training = _train_seconds(setup.learner, setup.critic, config, groups)
+    if setup.partner is not None:
+        training += _train_seconds(setup.partner, None, config, groups)
     truncated = statistics.fmean(response.stop_reason == "length" for response in responses)
     pass_rate = statistics.fmean(grade.passed for group in groups for grade in group.grades)
     signal = statistics.fmean(group.has_signal for group in groups)
     step = sampling * _draws_per_kept(config, signal) + training
-    weights = _bytes(learner) + (_bytes(critic) if critic is not None else 0)
-    free = shutil.disk_usage(_existing(folder)).free
-    memory = memory_metrics(learner.policy.device)
+    weights = sum(_bytes(learner) for learner in setup.learners)
+    free = shutil.disk_usage(_existing(setup.folder.path)).free
+    memory = memory_metrics(setup.policy.device)
     return Preflight(
         questions=len(groups),
         responses=len(responses),
@@ -113,7 +117,7 @@ def _train_seconds(learner: Learner, critic: Critic | None, config: RunConfig, g
     batch = token_batch(few, learner.policy.device)
     # Old and reference values are stand-ins: the time does not depend on them.
     stand_in = {"old_logp": batch.logp, "ref_logp": batch.logp, "old_entropy": batch.entropy}
-    others = ("sum_p2", "sum_p2_logp", "kl_full", "values", "old_values")
+    others = ("sum_p2", "sum_p2_logp", "kl_full", "values", "old_values", "other_logp")
     batch = batch.replace(**stand_in, **dict.fromkeys(others, batch.logp))
     sequences = [sequence for group in few for sequence in _sequences(group)]
     # The policy itself is as slow as its reference.

@@ -69,6 +69,11 @@ class RunFolder:
         """The final policy, loadable by transformers."""
         return self.path / "model"
 
+    @property
+    def partner(self) -> Path:
+        """The final second policy, where two were trained."""
+        return self.path / "partner"
+
     def append_metrics(self, step: int, values: Mapping[str, Any]) -> None:
         """Append one step's line; a value that is no finite number is written as null."""
         append_line(self.metrics, {"step": step, **{name: _plain(value) for name, value in values.items()}})

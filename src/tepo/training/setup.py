@@ -14,6 +14,7 @@ from tepo.training.checkpoint import Checkpoint, Counters, checkpoint_steps
 from tepo.training.config import RunConfig
 from tepo.training.critic import Critic, load_critic
 from tepo.training.learner import Learner, ModelLearner
+from tepo.training.partner import load_partner
 from tepo.training.resume import check_same_settings, fork_checkpoint, latest_checkpoint
 from tepo.training.rundir import RunFolder, read_config, refuse_existing, run_name
 from tepo.training.trackers import check_trackers
@@ -40,6 +41,7 @@ class Setup:
     policy: Policy
     learner: Learner
     critic: Critic | None
+    partner: Learner | None
     reference: Policy | None
     counters: Counters
     continued: bool
@@ -50,7 +52,7 @@ class Setup:
     @property
     def learners(self) -> tuple[ModelLearner, ...]:
         """Every model that is trained, the policy first."""
-        return (self.learner,) if self.critic is None else (self.learner, self.critic)
+        return tuple(one for one in (self.learner, self.critic, self.partner) if one is not None)
 
 
 def set_up(config: RunConfig, *, resume: Path | None, fork: str | None, say: Say) -> Setup:
@@ -77,7 +79,8 @@ def set_up(config: RunConfig, *, resume: Path | None, fork: str | None, say: Say
             raise InputError(f"--resume {folder.path}: every checkpoint is damaged; fork or start anew")
         say(f"{folder.path} has no checkpoint yet: starting it again from step 0")
     objective = config.objective.build()
-    missing = sorted(objective.needs.batch - _PROVIDED)
+    provided = _PROVIDED | ({"other_logp"} if objective.partner is not None else set())
+    missing = sorted(objective.needs.batch - provided)
     if missing:
         raise InputError(
             f"objective {objective.name!r} needs {', '.join(missing)} in its batch, which this trainer does not provide"
@@ -91,15 +94,18 @@ def set_up(config: RunConfig, *, resume: Path | None, fork: str | None, say: Say
     reference = _reference(config, policy, objective, say)
     learner = Learner(policy, objective, config.optim, updates_per_step=config.train.updates, steps=config.train.steps)
     critic = load_critic(config, policy, say) if objective.needs.critic else None
+    partner = load_partner(config, policy, objective.partner, say) if objective.partner is not None else None
     counters = Counters(micro_tokens=config.train.micro_tokens, rows=config.sampling.rows)
     if checkpoint is not None:
         forked = resume is None or not checkpoint_steps(folder)
         budgets = {"micro_tokens": counters.micro_tokens, "rows": counters.rows} if forked else {}
         counters = replace(checkpoint.counters, **budgets)
-        for one in (learner, critic):
+        for one in (learner, critic, partner):
             if one is not None:
                 restore(one, checkpoint, forked=forked, say=say)
-    return Setup(config, folder, task, chat, policy, learner, critic, reference, counters, resume is not None, fork)
+    return Setup(
+        config, folder, task, chat, policy, learner, critic, partner, reference, counters, resume is not None, fork
+    )
 
 
 def check(config: RunConfig, say: Say) -> None:

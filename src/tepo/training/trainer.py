@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -131,7 +132,13 @@ class Trainer:
             budget=self.micro,
             clock=self.clock,
             progress=listeners.on_progress,
+            other=setup.partner.policy if setup.partner is not None else None,
         )
+        self.partner_teacher = None
+        if setup.partner is not None:
+            self.partner_teacher = dataclasses.replace(
+                self.teacher, learner=setup.partner, critic=None, reference=None, other=None, foreign=True
+            )
 
     def run(self, *, dry_run: bool = False) -> RunResult:
         """Make the steps that are left."""
@@ -185,7 +192,10 @@ class Trainer:
                 lambda token: self.policy.decode([token], special=True),
                 responses=self.config.log.rollouts,
             )
-        return lesson.metrics
+        if self.partner_teacher is None:
+            return lesson.metrics
+        second = self.partner_teacher.learn(experience, step=self.step)
+        return lesson.metrics | {f"partner/{name}": value for name, value in second.metrics.items()}
 
     def _show_failed_reward(self, experience: Experience) -> None:
         """Show one response a reward failed on; the rest are counted in `reward/errors`."""
@@ -272,13 +282,16 @@ class Trainer:
         try:
             with new_directory(folder.model) as aside:
                 self.policy.save(aside)
+            if self.setup.partner is not None:
+                with new_directory(folder.partner) as aside:
+                    self.setup.partner.policy.save(aside)
         except OSError as error:
             raise WorkError(f"saving the final model failed: {error}. {what_is_safe(folder)}") from error
 
     def _preflight(self, dry_run: bool) -> Preflight | None:
         if self.step > 0 or self.setup.continued or not (self.config.train.preflight or dry_run):
             return None
-        found = preflight(self.sampler, self.setup.learner, self.setup.critic, self.config, self.setup.folder.path)
+        found = preflight(self.sampler, self.setup)
         self.clock.read()
         for line in found.lines():
             self._tell.on_message(line)
