@@ -20,6 +20,7 @@ from tepo.lab.objective_diff import frozen_batch, objective_diff
 from tepo.lab.page import escape, pack
 from tepo.lab.report import curves_data, write_report, write_run_report
 from tepo.lab.view import choices, squeezed, write_view
+from tepo.objectives import SequenceRatio
 
 
 def text_of(path: Path) -> str:
@@ -219,6 +220,14 @@ def test_methods_that_need_a_reference_go_without_it_where_they_can(tmp_path: Pa
     assert labels[0] == "tepo (as in the run)"
     assert set(labels[1:]) >= {"dapo"}
     assert any(label in ("grpo", "grpo (kl_coef = 0)") for label in labels)
+
+
+def test_a_composed_objective_is_recognised(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    (run / "config.toml").write_text('[objective]\nbase = "dapo"\nratio = { part = "SequenceRatio" }\n')
+    first = choices(run, ["dapo"])[0]
+    assert first.label == "dapo-composed (as in the run)"
+    assert first.objective.ratio == SequenceRatio()
 
 
 def test_numbers_are_kept_to_four_digits_and_equal_ones_once() -> None:

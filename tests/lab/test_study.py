@@ -19,6 +19,7 @@ from tepo.lab.plan import differing, plan_runs, plan_tuning, refuse_changed, thr
 from tepo.lab.processes import Job, last_words, run_jobs
 from tepo.lab.results import analyse
 from tepo.lab.study import choose
+from tepo.objectives import SequenceRatio
 from tepo.training.rundir import write_config
 
 BASE = {
@@ -106,6 +107,16 @@ def test_a_budget_in_tokens_ends_runs_by_tokens(make: Make) -> None:
 def test_what_the_study_sets_is_not_set_in_the_base(make: Make, key: str) -> None:
     with pytest.raises(InputError, match=f"base.train.{key} is set"):
         plan_runs(make(base={"train": {key: 3}}), StudyFolder(Path("x")), {})
+
+
+def test_a_composed_variant_takes_nothing_from_the_base_objective(make: Make) -> None:
+    composed = {"name": "mine", "objective": {"base": "dapo", "ratio": {"part": "SequenceRatio"}}}
+    base = {**BASE, "objective": {"name": "tepo", "kl_coef": 0.5}}
+    runs = plan_runs(make(base=base, variants=["tepo", composed]), StudyFolder(Path("x")), {})
+    built = {run.name: run.config.objective.build() for run in runs}
+    assert built["mine-seed0"].ratio == SequenceRatio()
+    assert built["mine-seed0"].regularizers == ()
+    assert built["tepo-seed0"].regularizers[0].coefficient({}) == 0.5
 
 
 def test_faults_of_a_variant_name_it(make: Make) -> None:

@@ -179,8 +179,9 @@ def variant_tree(study: StudyConfig, variant: Variant) -> dict[str, Any]:
     """
     tree = copy.deepcopy(study.base)
     own = variant.changes.get("objective")
-    named = own.get("name") if isinstance(own, Mapping) else None
-    if named is not None and named != tree.get("objective", {}).get("name", "tepo"):
+    own = own if isinstance(own, Mapping) else {}
+    renamed = "name" in own and own["name"] != tree.get("objective", {}).get("name", "tepo")
+    if renamed or "base" in own:
         tree["objective"] = {}
     merge(tree, copy.deepcopy(variant.changes))
     return tree

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from tepo.core.errors import InputError
@@ -19,6 +20,7 @@ from tepo.core.text import plain
 from tepo.lab.page import escape, pack, page, significant
 from tepo.lab.tokens import Inspection, inspect, read_step, token_batch
 from tepo.objectives import Objective, TokenBatch, entry, objective, objectives
+from tepo.training.config import ObjectiveConfig
 from tepo.training.loading import read_toml
 
 OTHERS = ("tepo", "grpo", "dapo", "gspo", "max-entropy")
@@ -104,12 +106,10 @@ def own_objective(run: Path) -> Choice | None:
     path = run / "config.toml"
     if not path.is_file():
         return None
-    settings = dict(read_toml(path).get("objective", {}))
-    name = str(settings.pop("name", "tepo"))
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
     try:
-        return Choice("run", f"{name} (as in the run)", objective(name, **values))
-    except (InputError, TypeError):
+        made = ObjectiveConfig.model_validate(read_toml(path).get("objective", {}))
+        return Choice("run", f"{made.name} (as in the run)", made.build())
+    except (InputError, ValidationError):
         return None
 
 
