@@ -169,7 +169,7 @@ def test_every_part_of_the_room_has_its_place_and_is_public() -> None:
 
 def test_every_place_of_an_objective_has_parts() -> None:
     for place, hint in SLOTS.items():
-        if place in ("log_ratio_clamp", "learnable", "partner"):
+        if place in ("log_ratio_clamp", "learnable", "ptx_coef", "partner"):
             continue
         inner = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else hint
         assert PARTS[inner], place

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tepo.objectives import Entry
 
 
-_NOT_PARTS = ("name", "log_ratio_clamp", "learnable", "partner")
+_NOT_PARTS = ("name", "log_ratio_clamp", "learnable", "ptx_coef", "partner")
 """Fields of an objective that are no parts of its formula."""
 
 

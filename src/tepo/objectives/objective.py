@@ -131,6 +131,8 @@ class Objective:
     reducer: Reducer = TokenMean()
     log_ratio_clamp: float = 20.0
     learnable: tuple[str, ...] = field(default=())
+    ptx_coef: float = 0.0
+    """Coefficient of the mean log-likelihood of pre-training text; it is no part of a batch: the trainer adds it."""
     partner: Objective | None = None
     """What a second policy learns by from the same responses; its batch's `rollout_logp` is the sampling policy's."""
 

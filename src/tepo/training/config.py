@@ -124,6 +124,17 @@ class PartnerConfig(Section):
     """Its peak learning rate; unset: that of `optim`, whose other settings it shares."""
 
 
+class PretrainingConfig(Section):
+    """Text mixed into the updates, where the objective has a term for it (`instructgpt` with `ptx_coef`)."""
+
+    path: str | None = None
+    """A UTF-8 text file."""
+    windows: int = Field(default=8, ge=1)
+    """Windows of the text that each update reads."""
+    length: int = Field(default=256, ge=1)
+    """Tokens scored in a window."""
+
+
 class TrainConfig(Section):
     """Size and course of a run."""
 
@@ -233,6 +244,8 @@ class RunConfig(Section):
     """The value model, where the objective has one."""
     partner: PartnerConfig = PartnerConfig()
     """The second policy, where the objective has one."""
+    pretraining: PretrainingConfig = PretrainingConfig()
+    """Text mixed into the updates, where the objective has a term for it."""
     train: TrainConfig = TrainConfig()
     """Size and course of the run."""
     eval: EvalConfig = EvalConfig()

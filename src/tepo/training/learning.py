@@ -17,6 +17,7 @@ from tepo.training.experience import Experience, old_values_from_scorer, score_o
 from tepo.training.learner import Learner
 from tepo.training.metrics import mismatch_metrics
 from tepo.training.micro import Budget
+from tepo.training.pretraining import PretrainingText
 from tepo.training.scoring import score_rows
 from tepo.training.update import Learned, Material, make_updates, plan
 
@@ -45,6 +46,7 @@ class Teacher:
     budget: Budget
     clock: Clock
     progress: Callable[[str, int, int], None]
+    text: PretrainingText | None = None
     other: Policy | None = None
     foreign: bool = False
 
@@ -59,7 +61,15 @@ class Teacher:
             prepared = self.learner.objective.prepare(batch, self.learner.state)
             learned = make_updates(
                 self.learner,
-                Material(prepared, sequences, order, self.config.sampling.temperature, self.reference, self.critic),
+                Material(
+                    prepared,
+                    sequences,
+                    order,
+                    self.config.sampling.temperature,
+                    self.reference,
+                    self.critic,
+                    self.text,
+                ),
                 budget=self.budget,
                 progress=lambda done, total: self.progress("updating", done, total),
             )

@@ -18,6 +18,7 @@ from tepo.training.experience import Group, Sampler, token_batch
 from tepo.training.learner import Learner, ModelLearner
 from tepo.training.metrics import memory_metrics
 from tepo.training.micro import Budget
+from tepo.training.pretraining import PretrainingText
 from tepo.training.setup import Setup
 from tepo.training.update import Material, accumulate
 
@@ -77,7 +78,7 @@ def preflight(sampler: Sampler, setup: Setup) -> Preflight:
     groups = sampler.groups(draws, PURPOSE)
     sampling = (time.perf_counter() - start) / max(1, len(groups)) * config.train.prompts
     responses = [response for group in groups for response in group.responses]
-    training = _train_seconds(setup.learner, setup.critic, config, groups)
+    training = _train_seconds(setup.learner, setup.critic, config, groups, setup.text)
     if setup.partner is not None:
         training += _train_seconds(setup.partner, None, config, groups)
     truncated = statistics.fmean(response.stop_reason == "length" for response in responses)
@@ -111,7 +112,13 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
-def _train_seconds(learner: Learner, critic: Critic | None, config: RunConfig, groups: Sequence[Group]) -> float:
+def _train_seconds(
+    learner: Learner,
+    critic: Critic | None,
+    config: RunConfig,
+    groups: Sequence[Group],
+    text: PretrainingText | None = None,
+) -> float:
     """Time one accumulated gradient over a few groups and return the seconds of a step's scoring and updates."""
     few = list(groups[: max(1, config.train.prompts // config.train.mini_batches)])
     batch = token_batch(few, learner.policy.device)
@@ -123,7 +130,7 @@ def _train_seconds(learner: Learner, critic: Critic | None, config: RunConfig, g
     # The policy itself is as slow as its reference.
     reference = learner.policy if "kl_full" in learner.objective.needs.scores else None
     prepared = learner.objective.prepare(batch, learner.state)
-    material = Material(prepared, sequences, (), config.sampling.temperature, reference, critic)
+    material = Material(prepared, sequences, (), config.sampling.temperature, reference, critic, text)
     fixed = learner.objective.statistics(prepared.batch, learner.state)
     budget = Budget(config.train.micro_tokens, "train.micro_tokens", lambda text: None)
     start = time.perf_counter()

@@ -15,6 +15,7 @@ from tepo.training.config import RunConfig
 from tepo.training.critic import Critic, load_critic
 from tepo.training.learner import Learner, ModelLearner
 from tepo.training.partner import load_partner
+from tepo.training.pretraining import PretrainingText, load_text
 from tepo.training.resume import check_same_settings, fork_checkpoint, latest_checkpoint
 from tepo.training.rundir import RunFolder, read_config, refuse_existing, run_name
 from tepo.training.trackers import check_trackers
@@ -43,6 +44,7 @@ class Setup:
     critic: Critic | None
     partner: Learner | None
     reference: Policy | None
+    text: PretrainingText | None
     counters: Counters
     continued: bool
     """The folder exists and is gone on with."""
@@ -95,6 +97,7 @@ def set_up(config: RunConfig, *, resume: Path | None, fork: str | None, say: Say
     learner = Learner(policy, objective, config.optim, updates_per_step=config.train.updates, steps=config.train.steps)
     critic = load_critic(config, policy, say) if objective.needs.critic else None
     partner = load_partner(config, policy, objective.partner, say) if objective.partner is not None else None
+    text = load_text(config, policy, objective.ptx_coef, say)
     counters = Counters(micro_tokens=config.train.micro_tokens, rows=config.sampling.rows)
     if checkpoint is not None:
         forked = resume is None or not checkpoint_steps(folder)
@@ -104,7 +107,19 @@ def set_up(config: RunConfig, *, resume: Path | None, fork: str | None, say: Say
             if one is not None:
                 restore(one, checkpoint, forked=forked, say=say)
     return Setup(
-        config, folder, task, chat, policy, learner, critic, partner, reference, counters, resume is not None, fork
+        config=config,
+        folder=folder,
+        task=task,
+        chat=chat,
+        policy=policy,
+        learner=learner,
+        critic=critic,
+        partner=partner,
+        reference=reference,
+        text=text,
+        counters=counters,
+        continued=resume is not None,
+        fork=fork,
     )
 
 

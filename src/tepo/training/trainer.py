@@ -132,12 +132,13 @@ class Trainer:
             budget=self.micro,
             clock=self.clock,
             progress=listeners.on_progress,
+            text=setup.text,
             other=setup.partner.policy if setup.partner is not None else None,
         )
         self.partner_teacher = None
         if setup.partner is not None:
             self.partner_teacher = dataclasses.replace(
-                self.teacher, learner=setup.partner, critic=None, reference=None, other=None, foreign=True
+                self.teacher, learner=setup.partner, critic=None, reference=None, text=None, other=None, foreign=True
             )
 
     def run(self, *, dry_run: bool = False) -> RunResult:

@@ -16,6 +16,7 @@ from tepo.training.config import TrainConfig
 from tepo.training.critic import Critic
 from tepo.training.learner import Learner
 from tepo.training.micro import Budget, micro_batches, mini_batches, padded_tokens
+from tepo.training.pretraining import PretrainingText
 from tepo.training.scoring import FIELDS, score_rows
 
 LAST = ("ratio/mean", "ratio/max", "clip/low", "clip/high", "kl/old", "entropy/change", "mask/kl")
@@ -34,6 +35,8 @@ class Material:
     reference: Policy | None = None
     critic: Critic | None = None
     """Learns from the same updates, where the objective has one."""
+    text: PretrainingText | None = None
+    """Mixed into the updates, where the objective has a term for it."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +156,9 @@ def accumulate(
         if seen is not None:
             _remember(seen, [rows[row] for row in part], fields)
     assert total is not None
+    if material.text is not None:
+        coef = objective.ptx_coef
+        total += material.text.accumulate(learner.policy, coef, update=learner.updates, tokens=tokens)
     return total
 
 

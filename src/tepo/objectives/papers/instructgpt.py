@@ -7,14 +7,19 @@ The reward model is a sequence-classification model (`reward.kind = "model"`); a
 that of the sampling policy, a constant of the updates. The coefficient is fixed, or steered to a target by the
 controller of arXiv 1909.08593 (eq. 4 there: once a batch and by the KL of whole responses; here once an optimizer
 step, by the KL of a token, as verl measures it). Confirmed: the reward's formula; beta 0.02, clip 0.2, lambda 0.95,
-gamma 1 are from memory of the paper's appendix C. The pre-training mix of eq. 2 (PPO-ptx) is not part of this entry.
+gamma 1 are from memory of the paper's appendix C.
+
+The pre-training mix of eq. 2 (PPO-ptx), gamma_ptx E log pi(x) on text, is off unless ptx_coef is set: the trainer adds
+it to every update, as a mean over tokens (the paper's 27.8 goes with a normalisation that it does not state).
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from tepo.objectives.method import Paper, setting
+from tepo.objectives.objective import Objective
 from tepo.objectives.papers.ppo import PPO
 from tepo.objectives.regularizers import AdaptiveCoefficient
 from tepo.objectives.shaping import ClippedReward, Shaping, TokenKLPenalty
@@ -36,6 +41,14 @@ class InstructGPT(PPO):
         None, "steer kl_coef so that the KL to the reference stays near this many nats a token", "paper: fixed"
     )
     reward_clip: float | None = setting(None, "bound of the reward model's score", "ours: none (OpenRLHF: 10)")
+
+    ptx_coef: float = setting(
+        0.0, "coefficient of the log-likelihood of pre-training text, a mean over tokens; 0 is plain PPO", "paper: 27.8"
+    )
+
+    def compose(self) -> Objective:
+        """Return the composition."""
+        return dataclasses.replace(super().compose(), ptx_coef=self.ptx_coef)
 
     def shaping(self) -> tuple[Shaping, ...]:
         """Return the bounded score and the KL in the reward."""
