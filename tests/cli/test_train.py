@@ -168,6 +168,8 @@ def test_words_are_sorted_into_file_run_and_overrides(workplace: Path) -> None:
     assert (asked.path, asked.resume) == (Path("runs/a/config.toml"), Path("runs/a"))
     asked = request(["run.toml"], resume=False, fork=None, name='a "b"')
     assert asked.overrides == ('name="a \\"b\\""',)
+    long = "task.prompt.system=" + "think " * 100  # longer than a file's name may be
+    assert request(["run.toml", long], resume=False, fork=None, name=None).overrides == (long,)
     with pytest.raises(InputError, match="one configuration file"):
         request(["run.toml", "other.toml"], resume=False, fork=None, name=None)
 

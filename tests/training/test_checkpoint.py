@@ -73,7 +73,7 @@ def test_full_disk_before_the_first_checkpoint(tmp_path: Path) -> None:
         save_checkpoint(RunFolder(tmp_path), checkpoint(2, size=100_000))
 
 
-@pytest.mark.parametrize("kind", ["changed", "missing", "manifest"])
+@pytest.mark.parametrize("kind", ["changed", "missing", "manifest", "list"])
 def test_damage_is_named_and_passed_over(tmp_path: Path, kind: str) -> None:
     folder = RunFolder(tmp_path)
     save_checkpoint(folder, checkpoint(1))
@@ -85,7 +85,7 @@ def test_damage_is_named_and_passed_over(tmp_path: Path, kind: str) -> None:
     elif kind == "missing":
         (path / "counters.json").unlink()
     else:
-        (path / "manifest.json").write_text("{")
+        (path / "manifest.json").write_text({"manifest": "{", "list": "[]"}[kind])
     assert damage(path) is not None
     with pytest.raises(InputError, match="step-000002"):
         load_checkpoint(path)

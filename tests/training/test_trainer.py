@@ -294,6 +294,22 @@ def test_wrong_input_is_found_before_anything_is_written(
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_folder_that_cannot_be_made_is_found_before_the_work(tiny_config: MakeConfig, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="file is no folder"):
+        train(tiny_config(runs=str(tmp_path / "file")))
+    with pytest.raises(InputError, match="cannot be made"):
+        train(tiny_config(name="a" * 300))
+
+
+def test_metrics_damaged_inside_are_named(tiny_config: MakeConfig) -> None:
+    run = train(tiny_config()).folder
+    first, *rest = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text("\n".join([first[:40], *rest]) + "\n")
+    with pytest.raises(InputError, match=r"metrics.jsonl: damaged inside"):
+        train(tiny_config(), resume=True)
+
+
 def test_an_existing_run_is_refused(tiny_config: MakeConfig) -> None:
     train(tiny_config(train={"steps": 1}))
     with pytest.raises(InputError, match="exists"):

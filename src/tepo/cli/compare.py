@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from tepo.core.errors import InputError
+from tepo.core.files import exists
 
 _OVERRIDE = re.compile(r"[A-Za-z_]\w*(\.[\w-]+)*=.*", re.DOTALL)
 
@@ -47,7 +48,7 @@ def compare(
 
 def split_words(words: Sequence[str]) -> tuple[Path, list[str]]:
     """Tell the study from the overrides; a folder stands for the study.toml in it."""
-    overrides = [word for word in words if _OVERRIDE.fullmatch(word) and not Path(word).exists()]
+    overrides = [word for word in words if _OVERRIDE.fullmatch(word) and not exists(word)]
     places = [Path(word) for word in words if word not in overrides]
     if len(places) != 1:
         raise InputError(f"expected one study, such as study.toml, got {len(places)}")

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from tepo.core.errors import InputError, TepoError, WorkError
+from tepo.core.files import exists
 from tepo.core.text import quoted
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def request(words: Sequence[str], *, resume: bool, fork: str | None, name: str |
 
     A run that is continued or forked brings its own settings where no file is given.
     """
-    overrides = [word for word in words if _OVERRIDE.fullmatch(word) and not Path(word).exists()]
+    overrides = [word for word in words if _OVERRIDE.fullmatch(word) and not exists(word)]
     places = [Path(word) for word in words if word not in overrides]
     files = [place for place in places if place.is_file() or place.suffix == ".toml"]
     folders = [place for place in places if place not in files]

@@ -12,6 +12,14 @@ from pathlib import Path
 from typing import Any
 
 
+def exists(path: str) -> bool:
+    """Return whether `path` names a file or folder; a text too long for a name is none."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):
+        return False
+
+
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` atomically; the previous content survives any failure."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from tepo.core.errors import InputError, WorkError, nearest
+from tepo.core.text import plain
 from tepo.tasks.config import RewardConfig, RewardPart, ScorerConfig
 from tepo.tasks.problem import Problem
 from tepo.tasks.rewards import simple, user
@@ -179,7 +180,8 @@ class Grader:
             return [_scored(name, value) for value in _values(whole)]
         if len(texts) == 1:
             return [_Cell(name, 0.0, error=whole.error, timed_out=whole.timed_out)]
-        logger.warning("reward %s: a call with %d responses failed (%s); one by one now", kind, len(texts), whole.error)
+        failure = plain(whole.error)  # a message of foreign code must not steer a terminal
+        logger.warning("reward %s: a call with %d responses failed (%s); one by one now", kind, len(texts), failure)
         singles = self._pool(kind).run(
             [{"problems": [problem], "responses": [text]} for problem, text in zip(problems, texts, strict=True)]
         )

@@ -85,7 +85,9 @@ def damage(path: Path) -> str | None:
         return "no such folder"
     try:
         manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
+    except (OSError, ValueError):
+        manifest = None
+    if not isinstance(manifest, dict):
         return "manifest.json is missing or unreadable"
     if manifest.get("format") != FORMAT:
         return f"format {manifest.get('format')}, this version reads {FORMAT}"

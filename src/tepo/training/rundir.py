@@ -24,6 +24,7 @@ from tepo.training.config import RunConfig
 from tepo.training.loading import PROVENANCE, check_config, read_toml
 from tepo.training.toml import dump_toml
 
+_LONGEST_NAME = 255
 _STEP_NAME = re.compile(r"step-(\d{6,})(\..+)?")
 _VERSIONS = ("tepo", "torch", "transformers", "safetensors", "numpy", "math-verify")
 
@@ -79,8 +80,11 @@ class RunFolder:
         append_line(self.metrics, {"step": step, **{name: _plain(value) for name, value in values.items()}})
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Return the lines written so far; none before the first step."""
-        return read_lines(self.metrics) if self.metrics.exists() else []
+        """Return the lines written so far; none before the first step. A broken line inside is an `InputError`."""
+        try:
+            return read_lines(self.metrics) if self.metrics.exists() else []
+        except ValueError as error:
+            raise InputError(f"{self.metrics}: damaged inside, a line is not JSON ({error}); remove it") from None
 
     def cut_back(self, step: int) -> None:
         """Remove what was written after `step`, so that a continued run writes it once; metrics change atomically."""
@@ -109,7 +113,18 @@ def create(path: Path, config: RunConfig, provenance: Mapping[str, Any]) -> RunF
 
 
 def refuse_existing(path: Path) -> None:
-    """Raise `InputError` where a run's folder is already there and not empty."""
+    """Raise `InputError` where a run's folder is already there and not empty, or cannot be made."""
+    place = Path(os.path.abspath(path))
+    try:
+        while not place.exists() and place != place.parent:
+            place = place.parent
+    except OSError as error:
+        raise InputError(f"run folder {path} cannot be made: {error.strerror}") from None
+    # Below a folder that is missing, the system does not look at the length yet.
+    if any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.parts):
+        raise InputError(f"run folder {path} cannot be made: file name too long")
+    if not path.exists() and not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+        raise InputError(f"run folder {path} cannot be made: {place} is no folder that can be written to")
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InputError(
             f"run folder {path} exists: choose another name (name=...), or continue it with "
