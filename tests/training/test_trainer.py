@@ -299,7 +299,7 @@ def test_a_folder_that_cannot_be_made_is_found_before_the_work(tiny_config: Make
     with pytest.raises(InputError, match="file is no folder"):
         train(tiny_config(runs=str(tmp_path / "file")))
     with pytest.raises(InputError, match="cannot be made"):
-        train(tiny_config(name="a" * 300))
+        train(tiny_config(runs=str(tmp_path / ("a" * 300))))
 
 
 def test_metrics_damaged_inside_are_named(tiny_config: MakeConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -134,10 +135,12 @@ class Display(Callback):
 def step_line(step: int, steps: int, metrics: Mapping[str, Any], left: float) -> str:
     """Return one step's line: the numbers one watches, and the time left."""
     cells = [
-        f"{name} {form.format(metrics[key])}"
+        f"{name} {form.format(value)}"
         for name, key, form in _COLUMNS
-        if isinstance(metrics.get(key), int | float)
+        if isinstance(value := metrics.get(key), int | float) and math.isfinite(value)
     ]
+    if metrics.get("reward/unscored"):
+        cells.insert(0, f"no reward {metrics['reward/unscored']}")
     hours, seconds = divmod(int(left), 3600)
     clock = (f"{hours:02}:" if hours else "") + f"{seconds // 60:02}:{seconds % 60:02}"
     return f"step {step:>{len(str(steps))}}/{steps}  " + "  ".join(cells) + f"  left {clock}"

@@ -98,6 +98,8 @@ def request(words: Sequence[str], *, resume: bool, fork: str | None, name: str |
     if resume and fork is not None:
         raise InputError("--resume continues a run and --fork starts a new one: give one of them")
     if name is not None:
+        if not name:
+            raise InputError("--name is empty; leave it out for a name made of objective, task and seed")
         overrides.append(f"name={json.dumps(name)}")
     path = files[0] if files else None
     if path is None and folders:
@@ -106,7 +108,7 @@ def request(words: Sequence[str], *, resume: bool, fork: str | None, name: str |
         folder, step = _fork_place(fork)
         path = _settings_of(folder)
         if not any(word.partition("=")[0].strip() == "name" for word in overrides):
-            overrides.append(f"name={json.dumps(f'{folder.name}-fork{step}')}")
+            overrides.append(f"name={json.dumps(f'{folder.resolve().name}-fork{step}')}")
     if path is None and not overrides:
         raise InputError("nothing to train: give a configuration, such as examples/quickstart.toml, or --resume RUN")
     return Request(path, tuple(overrides), folders[0] if folders else resume, fork)

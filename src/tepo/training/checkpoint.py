@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tepo.core.errors import InputError, WorkError
@@ -49,11 +50,17 @@ class Checkpoint:
 
 
 def save_checkpoint(folder: RunFolder, checkpoint: Checkpoint) -> Path:
-    """Write `checkpoints/step-NNNNNN`; a failure leaves the earlier checkpoints and raises `WorkError` naming them."""
+    """Write `checkpoints/step-NNNNNN`; a failure leaves the earlier checkpoints and raises `WorkError` naming them.
+
+    Weights that are not finite are such a failure: a run could not go on from them.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     target = folder.checkpoints / step_name(checkpoint.counters.step)
+    for name, tensors in checkpoint.tensors.items():
+        if bad := non_finite(tensors):
+            raise WorkError(f"checkpoint {target.name} was not saved: in {name} {bad}. {what_is_safe(folder)}")
     try:
         with new_directory(target) as aside:
             for name, tensors in checkpoint.tensors.items():
@@ -65,6 +72,20 @@ def save_checkpoint(folder: RunFolder, checkpoint: Checkpoint) -> Path:
     except (OSError, SafetensorError) as error:
         raise WorkError(f"saving checkpoint {target.name} failed: {error}. {what_is_safe(folder)}") from error
     return target
+
+
+def non_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """Return, in words, the first of the tensors that holds NaN or an infinity; None where all are finite.
+
+    What an objective keeps on the way (`state/*`) may be infinite: nothing measured yet.
+    """
+    for name, value in tensors.items():
+        if not name.startswith("state/") and not bool(torch.isfinite(value).all()):
+            return (
+                f"{name} holds values that are not finite: training diverged. A lower optim.lr, a longer "
+                "optim.warmup_steps or a smaller optim.grad_clip may help"
+            )
+    return None
 
 
 def load_checkpoint(path: Path) -> Checkpoint:

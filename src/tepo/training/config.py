@@ -6,9 +6,10 @@ Each section is a frozen pydantic model; unknown keys are errors. Reading files 
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from tepo.core.errors import InputError
 from tepo.objectives import Objective, compose, method, objective
@@ -16,6 +17,9 @@ from tepo.objectives.composition import SLOTS, as_tree, split
 from tepo.policy.config import PolicyConfig
 from tepo.rollout.config import SamplingConfig
 from tepo.tasks.config import RewardConfig, TaskConfig
+
+_LONGEST_NAME = 200
+"""Bytes of a run's name; file systems allow 255, and files beside it add to theirs."""
 
 
 class Section(BaseModel):
@@ -225,7 +229,8 @@ class RunConfig(Section):
     """The whole configuration of a run."""
 
     name: str = ""
-    """Name of the run, its folder under `runs`; empty makes one of objective, task and seed."""
+    """Name of the run, its folder under `runs`: one file name of at most 200 bytes, not hidden and no option; empty
+    makes one of objective, task and seed."""
     runs: str = "runs"
     """Folder that holds the runs."""
     model: PolicyConfig = PolicyConfig()
@@ -254,3 +259,25 @@ class RunConfig(Section):
     """What is saved to continue from."""
     log: LogConfig = LogConfig()
     """What is written beside metrics."""
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_one_folder(cls, name: str) -> str:
+        if fault := _fault_of_name(name):
+            raise ValueError(f"{fault}; expected the name of one folder, such as first-run")
+        return name
+
+
+def _fault_of_name(name: str) -> str | None:
+    """Return why a run's folder cannot, or should not, carry this name; None where it may."""
+    if "/" in name or "\\" in name:
+        return "a name holds no path (the folder it lies in is `runs`)"
+    if not name.isprintable():
+        return "a name holds no newline or other control character"
+    if name != name.strip():
+        return "a name neither begins nor ends with a space"
+    if name.startswith(("-", ".")):
+        return f"a name does not begin with {name[0]!r}"
+    if len(os.fsencode(name)) > _LONGEST_NAME:
+        return f"a name is at most {_LONGEST_NAME} bytes long"
+    return None

@@ -1,4 +1,4 @@
-"""Ctrl-C asks a run to stop after its step; a second one stops it at once."""
+"""Ctrl-C or SIGTERM asks a run to stop after its step; a second one stops it at once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupt:
@@ -18,7 +20,7 @@ class Interrupt:
 
 @contextlib.contextmanager
 def catch_interrupt(say: Callable[[str], None]) -> Iterator[Interrupt]:
-    """Turn the first SIGINT into a request and the second into KeyboardInterrupt; the old handler comes back after.
+    """Turn the first signal into a request, any further one into KeyboardInterrupt; the old handlers come back after.
 
     Outside the main thread signals cannot be caught and nothing changes.
     """
@@ -31,10 +33,13 @@ def catch_interrupt(say: Callable[[str], None]) -> Iterator[Interrupt]:
         if interrupt.asked:
             raise KeyboardInterrupt
         interrupt.asked = True
-        say("stopping after this step; Ctrl-C again stops at once, without saving")
+        # A stream that the signal found in the middle of a write refuses another one; the request stands all the same.
+        with contextlib.suppress(RuntimeError):
+            say("stopping after this step; Ctrl-C (or SIGTERM) again stops at once, without saving")
 
-    before = signal.signal(signal.SIGINT, handle)
+    before = {number: signal.signal(number, handle) for number in SIGNALS}
     try:
         yield interrupt
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -8,7 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from tepo.core.errors import InputError, WorkError
 from tepo.objectives import TokenBatch
+from tepo.objectives.batch import check_finite
 from tepo.policy import Policy, TokenSequence
 from tepo.training.clock import Clock
 from tepo.training.config import RunConfig
@@ -57,6 +59,13 @@ class Teacher:
         batch = token_batch(experience.groups, self.learner.policy.device)
         for add in (self._with_old_values, self._with_reference, self._with_other, self._with_critic):
             batch = add(batch, sequences, order[0])
+        try:
+            check_finite(batch)
+        except InputError as error:
+            # Of a model's own tokens, unlike of tensors from elsewhere, there is one likely reason.
+            raise WorkError(
+                f"{self.learner.name}: the weights seem to have diverged (lower optim.lr): {error}"
+            ) from None
         with self.clock("update"):
             prepared = self.learner.objective.prepare(batch, self.learner.state)
             learned = make_updates(

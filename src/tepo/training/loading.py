@@ -14,6 +14,8 @@ from pydantic import BaseModel, ValidationError
 from tepo.core.errors import InputError, nearest
 from tepo.training.config import RunConfig
 
+_SHOWN = 200
+"""Characters of a wrong value that an error repeats."""
 PROVENANCE = "provenance"
 """Table of a run folder's config.toml that describes the run and configures nothing."""
 
@@ -120,9 +122,14 @@ def _explain(error: ValidationError, source: str, overridden: set[str]) -> str:
             lines.append(f"{origin}: unknown key {key!r}.{_nearest_key(location)}")
         else:
             message = item["msg"].removeprefix("Value error, ")
-            given = "" if isinstance(item["input"], Mapping) else f" (given {item['input']!r})"
+            given = "" if isinstance(item["input"], Mapping) else f" (given {_short(item['input'])})"
             lines.append(f"{origin}: {key}: {message}{given}")
     return "\n".join(lines)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _nearest_key(location: Sequence[str]) -> str:

@@ -101,7 +101,7 @@ def preflight(sampler: Sampler, setup: Setup) -> Preflight:
         memory_mb=memory.get("memory/device_mb", memory.get("memory/peak_mb", 0.0)) + 2 * weights / 2**20,
         checkpoint_mb=3 * weights / 2**20,
         disk_free_mb=free / 2**20,
-        warnings=tuple(_warnings(config, pass_rate, signal, truncated, 3 * weights, free)),
+        warnings=tuple(_warnings(config, groups, truncated, 3 * weights, free)),
     )
 
 
@@ -161,10 +161,16 @@ def _draws_per_kept(config: RunConfig, signal: float) -> float:
 
 
 def _warnings(
-    config: RunConfig, pass_rate: float, signal: float, truncated: float, checkpoint: float, free: float
+    config: RunConfig, groups: Sequence[Group], truncated: float, checkpoint: float, free: float
 ) -> list[str]:
     found = []
-    if signal == 0:
+    grades = [grade for group in groups for grade in group.grades]
+    pass_rate = statistics.fmean(grade.passed for grade in grades)
+    if all(grade.score is None for grade in grades):
+        found.append(
+            f"no reward: none of {len(grades)} responses could be scored; can the reward judge these problems?"
+        )
+    elif not any(group.has_signal for group in groups):
         found.append(
             "no group had rewards that differ, so there is nothing to learn from: "
             + ("the task is too hard, or answers are not recognised" if pass_rate == 0 else "the task is too easy")

@@ -19,6 +19,7 @@ from typing import Any
 
 from tepo.core.errors import InputError
 from tepo.core.files import append_line, read_lines, write_text
+from tepo.core.lock import LOCK
 from tepo.core.text import quoted
 from tepo.training.config import RunConfig
 from tepo.training.loading import PROVENANCE, check_config, read_toml
@@ -93,7 +94,8 @@ class RunFolder:
             write_text(self.metrics, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
         # Names that begin with a point are what a killed process was still writing.
         for entry in self.path.glob(".*"):
-            _remove(entry)
+            if entry.name != LOCK:
+                _remove(entry)
         for folder in (self.rollouts, self.eval, self.checkpoints):
             for entry in sorted(folder.iterdir()) if folder.is_dir() else []:
                 match = _STEP_NAME.fullmatch(entry.name)
@@ -101,15 +103,13 @@ class RunFolder:
                     _remove(entry)
 
 
-def create(path: Path, config: RunConfig, provenance: Mapping[str, Any]) -> RunFolder:
-    """Make the folder of a new run and write its configuration; a folder that exists is an `InputError`."""
+def create(path: Path, config: RunConfig, provenance: Mapping[str, Any]) -> None:
+    """Fill the folder of a new run, which the caller holds; one that is a run already is an `InputError`."""
     refuse_existing(path)
-    path.mkdir(parents=True, exist_ok=True)
     folder = RunFolder(path)
     write_config(folder, config, provenance)
     for part in (folder.rollouts, folder.eval, folder.checkpoints):
         part.mkdir()
-    return folder
 
 
 def refuse_existing(path: Path) -> None:
@@ -125,11 +125,16 @@ def refuse_existing(path: Path) -> None:
         raise InputError(f"run folder {path} cannot be made: file name too long")
     if not path.exists() and not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
         raise InputError(f"run folder {path} cannot be made: {place} is no folder that can be written to")
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    if path.exists() and (not path.is_dir() or any(map(_of_a_run, path.iterdir()))):
         raise InputError(
             f"run folder {path} exists: choose another name (name=...), or continue it with "
             f"`tepo train --resume {quoted(path)}`"
         )
+
+
+def _of_a_run(entry: Path) -> bool:
+    """Whether an entry of a folder is more than a process leaves there that was killed before it wrote config.toml."""
+    return entry.name != LOCK and not entry.name.startswith(".config.toml.")
 
 
 def write_config(folder: RunFolder, config: RunConfig, provenance: Mapping[str, Any]) -> None:
@@ -138,12 +143,23 @@ def write_config(folder: RunFolder, config: RunConfig, provenance: Mapping[str, 
     write_text(folder.config, dump_toml({**tree, PROVENANCE: dict(provenance)}))
 
 
-def read_config(folder: RunFolder) -> tuple[RunConfig, dict[str, Any]]:
-    """Return the configuration and the provenance of an existing run."""
+def require_run(folder: RunFolder) -> None:
+    """Raise `InputError` where a folder is no run's."""
     if not folder.config.exists():
         raise InputError(f"{folder.path} is not a run: it has no config.toml")
+
+
+def read_config(folder: RunFolder) -> tuple[RunConfig, dict[str, Any]]:
+    """Return the configuration and the provenance of an existing run; a damaged config.toml is an `InputError`."""
+    require_run(folder)
     tree = read_toml(folder.config)
-    provenance = tree.pop(PROVENANCE, {})
+    # It comes last in the file, so that nothing before it is missing either.
+    if not isinstance(tree.get(PROVENANCE), dict):
+        raise InputError(
+            f"{folder.config}: damaged, it is empty or cut short (there is no table [{PROVENANCE}]). Put the run's own "
+            "settings back, or start a new run from a checkpoint: tepo train RUN.TOML --fork RUN@STEP"
+        )
+    provenance = tree.pop(PROVENANCE)
     return check_config(tree, source=str(folder.config)), provenance
 
 
@@ -158,7 +174,7 @@ def run_name(config: RunConfig) -> str:
         return config.name
     source = Path(str(getattr(config.task, "source", "task"))).stem
     text = f"{config.objective.name}-{source}-seed{config.train.seed}"
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")
 
 
 def provenance(*, device: str, fork: str | None = None) -> dict[str, Any]:

@@ -88,6 +88,8 @@ def set_up(config: RunConfig, *, resume: Path | None, fork: str | None, say: Say
             f"objective {objective.name!r} needs {', '.join(missing)} in its batch, which this trainer does not provide"
         )
     task = load_task(config.task, seed=config.train.seed, say=say)
+    if (config.checkpoint.best or "").startswith("eval/") and not task.held_out:
+        raise InputError(f"checkpoint.best = {config.checkpoint.best!r} needs task.held_out: there are no questions")
     policy = load_policy(config.model, seed=config.train.seed, say=say)
     chat = policy.has_chat_template if task.chat == "auto" else task.chat
     if chat and not policy.has_chat_template:
@@ -141,6 +143,10 @@ def check(config: RunConfig, say: Say) -> None:
         )
     if config.checkpoint.best is not None and not config.checkpoint.every:
         raise InputError("checkpoint.best needs checkpoint.every: only saved steps can be kept")
+    if (config.checkpoint.best or "").startswith("eval/") and not (config.eval.every or config.eval.at_end):
+        raise InputError(
+            f"checkpoint.best = {config.checkpoint.best!r} needs eval.every: no saved step would be evaluated"
+        )
 
 
 def restore(learner: ModelLearner, checkpoint: Checkpoint, *, forked: bool, say: Say) -> None:

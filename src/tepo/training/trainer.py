@@ -12,21 +12,14 @@ from typing import Any
 
 from tepo.core.allocator import keep_freed_memory
 from tepo.core.errors import TepoError, WorkError
-from tepo.core.files import new_directory, write_json
-from tepo.evaluation import evaluate
+from tepo.core.files import write_json
+from tepo.core.lock import hold
 from tepo.tasks import Grader
 from tepo.training.callbacks import Callback, Callbacks, RunInfo, listening
-from tepo.training.checkpoint import (
-    Checkpoint,
-    Counters,
-    checkpoint_steps,
-    prune_checkpoints,
-    save_checkpoint,
-    what_is_safe,
-)
+from tepo.training.checkpoint import Counters, checkpoint_steps, what_is_safe
 from tepo.training.clock import Clock
 from tepo.training.config import RunConfig
-from tepo.training.evaluating import evaluation_metrics
+from tepo.training.evaluating import HeldOut, evaluation_metrics
 from tepo.training.experience import Experience, Sampler, collect
 from tepo.training.interrupt import catch_interrupt
 from tepo.training.learning import Teacher
@@ -35,9 +28,20 @@ from tepo.training.metrics import memory_metrics, rollout_metrics
 from tepo.training.micro import Budget
 from tepo.training.preflight import Preflight, preflight
 from tepo.training.records import write_rollouts
-from tepo.training.rundir import create, provenance, read_config, run_name, step_name, write_config
+from tepo.training.rundir import (
+    RunFolder,
+    create,
+    provenance,
+    read_config,
+    require_run,
+    run_name,
+    step_name,
+    write_config,
+)
+from tepo.training.saving import save_learners, save_models
 from tepo.training.setup import Setup, set_up
 from tepo.training.trackers import trackers
+from tepo.training.watching import watches
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,9 @@ def train(
     config = _as_config(config)
     folder = _resume_folder(config, resume)
     with listening(callbacks) as listeners, ExitStack() as stack:
+        if folder is not None and not dry_run:
+            require_run(RunFolder(folder))
+            stack.enter_context(hold(folder))
         setup = set_up(config, resume=folder, fork=fork, say=listeners.on_message)
         grader = stack.enter_context(Grader(config.reward, device=str(setup.policy.device)))
         return Trainer(setup, grader, listeners, stack).run(dry_run=dry_run)
@@ -135,6 +142,7 @@ class Trainer:
             text=setup.text,
             other=setup.partner.policy if setup.partner is not None else None,
         )
+        self.held_out = HeldOut(setup, grader, self.rows, listeners.on_progress)
         self.partner_teacher = None
         if setup.partner is not None:
             self.partner_teacher = dataclasses.replace(
@@ -172,7 +180,6 @@ class Trainer:
                 len(response.token_ids) for group in experience.drawn for response in group.responses
             )
             self._tell.on_experience(self.step, experience)
-            self._show_failed_reward(experience)
             metrics = rollout_metrics(experience)
             metrics |= self._learn(experience) if experience.groups else {"updates": 0}
         if self._due(self.config.eval.every, at_end=self.config.eval.at_end):
@@ -198,43 +205,12 @@ class Trainer:
         second = self.partner_teacher.learn(experience, step=self.step)
         return lesson.metrics | {f"partner/{name}": value for name, value in second.metrics.items()}
 
-    def _show_failed_reward(self, experience: Experience) -> None:
-        """Show one response a reward failed on; the rest are counted in `reward/errors`."""
-        for group in experience.drawn:
-            for response, grade in zip(group.responses, group.grades, strict=True):
-                if grade.error is not None:
-                    self._tell.on_message(
-                        f"step {self.step}: a reward failed ({grade.error}) on {response.text[:200]!r}"
-                    )
-                    return
-
     def _evaluate(self) -> dict[str, Any]:
-        """Sample and grade the held-out questions; the same draws at every step, so that steps are comparable."""
-        settings = self.config.eval
-        problems = self.setup.task.held_out[: settings.questions or None]
-        if not problems:
-            return {}
-        changed = {
-            "temperature": settings.temperature,
-            "max_tokens": settings.max_tokens,
-        }
-        sampling = self.config.sampling.model_copy(
-            update={name: value for name, value in changed.items() if value is not None}
-        )
+        """Evaluate the policy on the held-out questions; write the results and return their metrics."""
         with self.clock("evaluate"):
-            evaluation = self.rows.run(
-                lambda rows: evaluate(
-                    self.policy,
-                    problems,
-                    self.grader,
-                    samples=settings.samples,
-                    sampling=sampling.model_copy(update={"rows": rows}),
-                    seed=self.config.train.seed,
-                    chat=self.setup.chat,
-                    progress=lambda done, total: self._tell.on_progress("evaluating", done, total),
-                ),
-                largest=len(problems) * settings.samples,
-            )
+            evaluation = self.held_out.evaluate()
+        if evaluation is None:
+            return {}
         evaluation.write(self.setup.folder.eval / f"{step_name(self.step)}.jsonl")
         self._tell.on_evaluation(self.step, evaluation)
         return evaluation_metrics(evaluation)
@@ -257,10 +233,6 @@ class Trainer:
         return (at_end and self._over) or (every > 0 and self.step % every == 0)
 
     def _save(self) -> None:
-        tensors: dict[str, Mapping[str, Any]] = {}
-        for learner in self.learners:
-            tensors[learner.name] = learner.weight_tensors()
-            tensors[f"{learner.name}-optimizer"] = learner.optimizer_tensors()
         counters = Counters(
             step=self.step,
             draws=self.draws,
@@ -269,9 +241,7 @@ class Trainer:
             rows=self.rows.amount,
             response_tokens=self.response_tokens,
         )
-        path = save_checkpoint(self.setup.folder, Checkpoint(tensors, counters))
-        settings = self.config.checkpoint
-        prune_checkpoints(self.setup.folder, keep_last=settings.keep_last, best=settings.best, mode=settings.best_mode)
+        path = save_learners(self.setup.folder, self.learners, counters, self.config.checkpoint)
         self._tell.on_checkpoint(self.step, path)
 
     def _finish(self) -> None:
@@ -280,14 +250,7 @@ class Trainer:
             if self.step not in checkpoint_steps(folder) and self.step > 0:
                 self._save()
             return
-        try:
-            with new_directory(folder.model) as aside:
-                self.policy.save(aside)
-            if self.setup.partner is not None:
-                with new_directory(folder.partner) as aside:
-                    self.setup.partner.policy.save(aside)
-        except OSError as error:
-            raise WorkError(f"saving the final model failed: {error}. {what_is_safe(folder)}") from error
+        save_models(folder, self.setup.learner, self.setup.partner)
 
     def _preflight(self, dry_run: bool) -> Preflight | None:
         if self.step > 0 or self.setup.continued or not (self.config.train.preflight or dry_run):
@@ -305,12 +268,13 @@ class Trainer:
             setup.folder.cut_back(self.step if checkpoint_steps(setup.folder) else -1)
             write_config(setup.folder, self.config, read_config(setup.folder)[1])
         else:
-            origin = provenance(device=str(self.policy.device), fork=setup.fork)
-            create(setup.folder.path, self.config, origin)
+            setup.folder.path.mkdir(parents=True, exist_ok=True)
+            self._stack.enter_context(hold(setup.folder.path))
+            create(setup.folder.path, self.config, provenance(device=str(self.policy.device), fork=setup.fork))
         if found is not None:
             write_json(setup.folder.path / "preflight.json", found.to_json())
         sent = [self._stack.enter_context(contextlib.closing(one)) for one in trackers(self.config, setup.folder)]
-        self._tell = Callbacks([self.listeners, *sent])
+        self._tell = Callbacks([self.listeners, *sent, *watches(self.config, self.listeners.on_message)])
         parameters = sum(value.numel() for one in self.learners for value in one.weight_tensors().values())
         self._tell.on_start(RunInfo(self.config, setup.folder.path, self.step + 1, parameters))
 
