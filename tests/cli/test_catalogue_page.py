@@ -10,6 +10,7 @@ from ended import Tepo
 
 import tepo
 from tepo.cli.catalogue_page import page, shared_settings
+from tepo.objectives import decoding_options
 from tepo.objectives.composition import PARTS
 
 ROOT = Path(__file__).parents[2]
@@ -17,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_page_is_up_to_date(tepo_: Tepo) -> None:
     written = (ROOT / "docs" / "objectives.md").read_text(encoding="utf-8")
-    assert written == page(tepo.objectives()), "docs/objectives.md is stale; type: make docs"
+    assert written == page(tepo.objectives(), decoding_options()), "docs/objectives.md is stale; type: make docs"
     assert tepo_("objectives", "--markdown").out == written
 
 
@@ -29,7 +30,7 @@ def test_the_readme_says_how_many_methods_there_are() -> None:
 
 
 def test_the_page_has_every_method_setting_and_part() -> None:
-    text = page(tepo.objectives())
+    text = page(tepo.objectives(), decoding_options())
     shared = shared_settings(tepo.objectives())
     assert {"truncated", "log_ratio_clamp", "importance_weight"} <= {setting.name for setting in shared}
     for entry in tepo.objectives():
@@ -43,13 +44,13 @@ def test_the_page_has_every_method_setting_and_part() -> None:
 
 
 def test_links_of_the_page_lead_to_its_sections() -> None:
-    text = page(tepo.objectives())
+    text = page(tepo.objectives(), decoding_options())
     # A heading's anchor: its text in lower case, spaces as hyphens, other marks dropped.
     headings = {
         re.sub(r"[^\w\- ]", "", line[3:]).replace(" ", "-").lower() for line in text.split("\n") if line[:3] == "## "
     }
     anchors = re.findall(r"\]\(#([^)]*)\)", text)
-    assert len(anchors) == len(tepo.objectives())
+    assert len(anchors) == len(tepo.objectives()) + len(decoding_options())
     assert set(anchors) <= headings
 
 
@@ -68,6 +69,25 @@ def test_every_method_is_explained_alone_and_against_another(name: str, tepo_: T
     for part, (mine, theirs) in differing.items():
         assert mine != theirs
         assert f" {part} " in both.out
+
+
+def test_a_decoding_option_is_listed_explained_and_has_no_loss(tepo_: Tepo) -> None:
+    (option,) = decoding_options()
+    listed = tepo_("objectives", "--json").json[-1]
+    assert (listed["name"], listed["kind"], listed["section"]) == ("em-inf", "decoding option", "sampling.em_inf")
+    assert listed["paper"]["arxiv"] == "2505.15134"
+    row = next(line for line in tepo_("objectives").out.splitlines() if line.startswith(" em-inf "))
+    assert all(word in row for word in ("2505.15134", "confirmed"))
+    shown = tepo_("explain", "em-inf").out
+    assert all(text in shown for text in (option.formula, "steps = 3", "no loss", "sampling.em_inf.steps=3"))
+    assert option.latex in tepo_("explain", "em-inf", "--latex").out
+    assert tepo_("explain", "em-inf", "--json").json == listed
+    section = page(tepo.objectives(), decoding_options()).split("\n## `em-inf`\n")[1].split("\n## ")[0]
+    assert all(f"`{setting.name}`" in section for setting in option.settings)
+    for words in (("explain", "em-inf", "--versus", "dapo"), ("explain", "dapo", "--versus", "em-inf")):
+        ended = tepo_(*words)
+        assert ended.code == 2
+        assert "option of decoding" in ended.err
 
 
 def test_versus_lists_only_the_parts_that_differ(tepo_: Tepo) -> None:

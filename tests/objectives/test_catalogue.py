@@ -64,6 +64,12 @@ def test_defaults_are_the_defaults(item: Any) -> None:
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("tpeo", {}, "objective 'tpeo' is not in the catalogue. Did you mean 'tepo'?"),
     ("drgrpo", {}, "objective 'drgrpo' is not in the catalogue. Did you mean 'dr-grpo'?"),
+    (
+        "em-inf",
+        {},
+        "'em-inf' has no loss to train with: it is an option of decoding. Switch it on with sampling.",
+    ),
+    ("em-ing", {}, "objective 'em-ing' is not in the catalogue. Did you mean 'em-inf'?"),
     ("zzz", {}, "objective 'zzz' is not in the catalogue. Known: "),
     ("tepo", {"kl_coeff": 1.0}, "objective 'tepo' has no setting 'kl_coeff'. Did you mean 'kl_coef'?"),
     ("tepo", {"beta": 1.0}, "objective 'tepo' has no setting 'beta'."),

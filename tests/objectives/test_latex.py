@@ -7,7 +7,7 @@ import re
 import pytest
 
 import tepo
-from tepo.objectives import Entry
+from tepo.objectives import Described, decoding_options
 from tepo.objectives.latex import latex
 
 
@@ -32,8 +32,8 @@ def test_the_notation(formula: str, expected: str) -> None:
     assert re.sub(r" +", "", latex(formula)) == re.sub(r" +", "", expected)
 
 
-@pytest.mark.parametrize("entry", tepo.objectives(), ids=lambda entry: entry.name)
-def test_every_formula_has_one(entry: Entry) -> None:
+@pytest.mark.parametrize("entry", [*tepo.objectives(), *decoding_options()], ids=lambda entry: entry.name)
+def test_every_formula_has_one(entry: Described) -> None:
     text = entry.latex
     assert text.isascii(), [mark for mark in text if not mark.isascii()]
     assert text.count("{") == text.count("}")

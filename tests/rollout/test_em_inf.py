@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tepo.objectives import decoding_options
 from tepo.policy import Policy
 from tepo.rollout import EMInfConfig, SamplingConfig, sample
 from tepo.rollout.em_inf import minimise_entropy
@@ -118,3 +119,13 @@ def test_sharpened_samples_are_not_the_policy_s() -> None:
 def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         EMInfConfig(**wrong)
+
+
+def test_the_catalogue_tells_of_these_settings() -> None:
+    (told,) = (option for option in decoding_options() if option.name == "em-inf")
+    fields = EMInfConfig.model_fields
+    assert [(setting.name, setting.default, setting.help) for setting in told.settings] == [
+        (name, field.default, field.description) for name, field in fields.items()
+    ]
+    assert SamplingConfig(em_inf=EMInfConfig(steps=told.settings[0].default)).truncates
+    assert told.section == "sampling.em_inf"

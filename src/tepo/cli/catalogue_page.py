@@ -9,18 +9,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tepo.objectives import Entry
-    from tepo.objectives.catalogue import Setting
+    from tepo.objectives import DecodingOption, Described, Entry
+    from tepo.objectives.method import Setting
 
 _INTRODUCTION = """\
 # Objectives
 
 <!-- Made from the catalogue by `make docs`; edit the sources in src/tepo/objectives instead. -->
 
-{count} methods, each a composition of the same few parts. `tepo explain NAME` shows one, `tepo explain NAME --versus
-OTHER` what differs between two, `--latex` the formulas in LaTeX. *confirmed*: read in the paper or its authors' code;
-*inferred*: reconstructed, and every such choice is a setting; *experimental*: our reading where the public record has
-no exact formula.
+{count} methods, each a composition of the same few parts, and what the family does while decoding. `tepo explain NAME`
+shows one, `tepo explain NAME --versus OTHER` what differs between two, `--latex` the formulas in LaTeX. *confirmed*:
+read in the paper or its authors' code; *inferred*: reconstructed, and every such choice is a setting; *experimental*:
+our reading where the public record has no exact formula.
 
 In a run: `[objective] name = "dapo"`, settings beside the name. In Python: `tepo.objective("dapo", clip_high=0.3)`.
 """
@@ -74,18 +74,19 @@ _PLACES = {
 }
 
 
-def page(entries: Sequence[Entry]) -> str:
+def page(entries: Sequence[Entry], options: Sequence[DecodingOption]) -> str:
     """Return the page as Markdown."""
     shared = shared_settings(entries)
+    listed: list[Described] = [*entries, *options]
     rows = [
-        (f"[`{entry.name}`](#{anchor(entry.name)})", str(entry.paper.year), entry.status, entry.summary)
-        for entry in entries
+        (f"[`{item.name}`](#{anchor(item.name)})", str(item.paper.year), item.status, item.summary) for item in listed
     ]
     sections = [
         _INTRODUCTION.format(count=len(entries)),
         table(("method", "year", "status", "what it is"), rows),
         "## Settings of every method\n\nUnless its own table says otherwise.\n\n" + settings_table(shared),
         *(section(entry, shared) for entry in entries),
+        *(option_section(option) for option in options),
         _COMPOSING.format(parts=vocabulary()),
     ]
     return "\n".join(text.strip("\n") + "\n" for text in sections)
@@ -106,9 +107,6 @@ def section(entry: Entry, shared: Sequence[Setting]) -> str:
     """Return one method's section."""
     from tepo.cli.objectives import choice_text, needs_text, parts
 
-    paper = entry.paper
-    where = f"[arXiv {paper.arxiv}](https://arxiv.org/abs/{paper.arxiv})" if paper.arxiv else ""
-    source = ", ".join(filter(None, [paper.venue, where, str(paper.year)]))
     composed = [
         (f"`{place}`", f"`{choice_text(choice)}`", choice["does"])
         for place, choices in parts(entry).items()
@@ -118,15 +116,31 @@ def section(entry: Entry, shared: Sequence[Setting]) -> str:
     own = [setting for setting in entry.settings if setting not in shared]
     return "\n".join(
         [
-            f"## `{entry.name}`\n",
-            f"{entry.summary} *{entry.status}*. {paper.title} ({source}).\n",
-            f"```\n{entry.formula}\n```\n",
-            *([f"{entry.notes}\n"] if entry.notes else []),
+            *_head(entry),
             f"Needs: {needs_text(entry)}.\n",
             table(("part", "choice", "what it does"), composed),
             *([settings_table(own)] if own else []),
         ]
     )
+
+
+def option_section(option: DecodingOption) -> str:
+    """Return one decoding option's section."""
+    switch = f"It has no loss. In a run or an evaluation: `{option.switch}`; settings go into `[{option.section}]`.\n"
+    return "\n".join([*_head(option), switch, settings_table(option.settings)])
+
+
+def _head(item: Described) -> list[str]:
+    """Return the beginning of a section: what it is, its status, paper and formula."""
+    paper = item.paper
+    where = f"[arXiv {paper.arxiv}](https://arxiv.org/abs/{paper.arxiv})" if paper.arxiv else ""
+    source = ", ".join(filter(None, [paper.venue, where, str(paper.year)]))
+    return [
+        f"## `{item.name}`\n",
+        f"{item.summary} *{item.status}*. {paper.title} ({source}).\n",
+        f"```\n{item.formula}\n```\n",
+        *([f"{item.notes}\n"] if item.notes else []),
+    ]
 
 
 def settings_table(settings: Sequence[Setting]) -> str:

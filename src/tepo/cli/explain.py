@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from tepo.objectives import Entry
+    from tepo.objectives import DecodingOption, Described, Entry
 
 
 def explain(
@@ -22,10 +22,14 @@ def explain(
 
     With --versus, only the parts and settings in which two methods differ.
     """
-    from tepo.cli.objectives import record
+    from tepo.cli.objectives import option_record, record
     from tepo.cli.terminal import print_json
-    from tepo.objectives import entry
+    from tepo.objectives import decoding_options, entry
 
+    option = next((option for option in decoding_options() if option.name == name), None)
+    if option is not None and versus is None:
+        print_json(option_record(option)) if as_json else _show_option(option, as_latex)
+        return
     chosen = entry(name)
     other = entry(versus) if versus is not None else None
     if as_json and other is None:
@@ -74,40 +78,68 @@ def differences(one: Entry, other: Entry) -> dict[str, Any]:
 
 def _show(entry: Entry, as_latex: bool) -> None:
     """Print everything known of one method."""
-    from tepo.cli.objectives import choice_text, parts, value_text
+    from tepo.cli.objectives import choice_text, parts
     from tepo.cli.terminal import console, print_table
 
-    out = console()
-    out.print(f"{entry.name}: {entry.summary}", style="bold")
-    paper = entry.paper
-    where = ", ".join(filter(None, [paper.venue, f"arXiv {paper.arxiv}" if paper.arxiv else "", str(paper.year)]))
-    out.print(f"{paper.title} ({where})")
-    out.print(f"status: {entry.status}")
-    out.print(f"\n  {entry.latex if as_latex else entry.formula}\n", soft_wrap=True)
-    if entry.notes:
-        out.print(f"{entry.notes}\n")
+    _show_head(entry, as_latex)
     rows = [
         (part, choice_text(choice), choice["does"])
         for part, choices in parts(entry).items()
         for choice in choices or [{"kind": "none", "values": {}, "does": ""}]
     ]
     print_table("Parts", ("part", "choice", "what it does"), rows, whole=1)
-    out.print("Settings", style="bold")
-    for item in entry.settings:
-        out.print(f"  {item.name} = {value_text(item.default)}  ({item.type})")
-        sure = item.source if item.status in ("confirmed", item.source) else f"{item.status}: {item.source}"
-        out.print(f"      {item.help} [{sure}]", style="dim", soft_wrap=True)
-    out.print("Not confirmed", style="bold")
-    for item in entry.unsure:
-        out.print(f"  {item.name} ({item.status}): {item.help}", soft_wrap=True)
-    if not entry.unsure:
-        out.print("  no default" if entry.status == "confirmed" else f"  the formula ({entry.status}), but no default")
-    needs = entry.needs
+    _show_settings(entry)
+    out, needs = console(), entry.needs
     out.print("Needs", style="bold")
     out.print(f"  of the batch: logp, mask{''.join(f', {name}' for name in sorted(needs.batch))}")
     out.print(f"  of the scorer: {', '.join(sorted(needs.scores)) or 'log-probs only'}")
     out.print(f"  a reference policy: {'yes' if needs.reference else 'no'}")
     out.print(f'\nIn a run: [objective] name = "{entry.name}"; settings go beside the name.')
+
+
+def _show_option(option: DecodingOption, as_latex: bool) -> None:
+    """Print everything known of one option of decoding."""
+    from tepo.cli.terminal import console
+
+    _show_head(option, as_latex)
+    _show_settings(option)
+    console().print(
+        f"\nIt has no loss. In a run or an evaluation: {option.switch}; settings go into [{option.section}]."
+    )
+
+
+def _show_head(item: Described, as_latex: bool) -> None:
+    """Print what something is, its paper, its status and its formula."""
+    from tepo.cli.terminal import console
+
+    out = console()
+    out.print(f"{item.name}: {item.summary}", style="bold")
+    paper = item.paper
+    where = ", ".join(filter(None, [paper.venue, f"arXiv {paper.arxiv}" if paper.arxiv else "", str(paper.year)]))
+    out.print(f"{paper.title} ({where})")
+    out.print(f"status: {item.status}")
+    out.print(f"\n  {item.latex if as_latex else item.formula}\n", soft_wrap=True)
+    if item.notes:
+        out.print(f"{item.notes}\n")
+
+
+def _show_settings(item: Described) -> None:
+    """Print every setting with its default and source, and those that are not confirmed."""
+    from tepo.cli.objectives import value_text
+    from tepo.cli.terminal import console
+
+    out = console()
+    out.print("Settings", style="bold")
+    for setting in item.settings:
+        out.print(f"  {setting.name} = {value_text(setting.default)}  ({setting.type})")
+        confirmed = setting.status in ("confirmed", setting.source)
+        source = setting.source if confirmed else f"{setting.status}: {setting.source}"
+        out.print(f"      {setting.help} [{source}]", style="dim", soft_wrap=True)
+    out.print("Not confirmed", style="bold")
+    for setting in item.unsure:
+        out.print(f"  {setting.name} ({setting.status}): {setting.help}", soft_wrap=True)
+    if not item.unsure:
+        out.print("  no default" if item.status == "confirmed" else f"  the formula ({item.status}), but no default")
 
 
 def _show_both(one: Entry, other: Entry, as_latex: bool) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from tepo.objectives import Entry
+    from tepo.objectives import DecodingOption, Described, Entry
 
 
 _NOT_PARTS = ("name", "log_ratio_clamp", "learnable", "ptx_coef", "partner")
@@ -24,21 +24,24 @@ def objectives(
     """List the methods of the catalogue; `tepo explain NAME` tells more about one."""
     from tepo.cli.catalogue_page import page
     from tepo.cli.terminal import console, print_json, print_table
+    from tepo.objectives import decoding_options
     from tepo.objectives import objectives as catalogue
 
-    entries = catalogue()
+    entries, options = catalogue(), decoding_options()
     if as_json:
-        print_json([record(entry) for entry in entries])
+        print_json([*map(record, entries), *map(option_record, options)])
         return
     if as_markdown:
-        sys.stdout.write(page(entries))
+        sys.stdout.write(page(entries, options))
         return
-    rows = [(entry.name, str(entry.paper.year), entry.status, entry.summary, needs_text(entry)) for entry in entries]
-    print_table("Objectives", ("name", "year", "status", "what it is", "needs"), rows, whole=3)
+    listed: list[tuple[Described, str]] = [(entry, needs_text(entry)) for entry in entries]
+    listed += [(option, option.section) for option in options]
+    rows = [(item.name, paper_text(item), item.status, item.summary, needs) for item, needs in listed]
+    print_table("Objectives", ("name", "paper", "status", "what it is", "needs"), rows, whole=3)
     out = console()
     out.print(
         "confirmed: read in the paper or its code. inferred: reconstructed, every choice a setting. "
-        "experimental: a reading of our own where the record has no formula."
+        "experimental: a reading of our own where the record has no formula. paper: its arXiv id, or the year."
     )
     out.print("More: tepo explain NAME. Two side by side: tepo explain NAME --versus OTHER.")
 
@@ -46,17 +49,35 @@ def objectives(
 def record(entry: Entry) -> dict[str, Any]:
     """Return an entry as plain values."""
     return {
-        "name": entry.name,
-        "summary": entry.summary,
-        "paper": dataclasses.asdict(entry.paper),
-        "status": entry.status,
-        "formula": entry.formula,
-        "latex": entry.latex,
-        "notes": entry.notes,
+        "kind": "objective",
+        **_told(entry),
         "parts": parts(entry),
-        "settings": [dataclasses.asdict(setting) for setting in entry.settings],
         "needs": {field.name: getattr(entry.needs, field.name) for field in dataclasses.fields(entry.needs)},
     }
+
+
+def option_record(option: DecodingOption) -> dict[str, Any]:
+    """Return a decoding option as plain values; it has no parts, and needs nothing but its section."""
+    return {"kind": "decoding option", **_told(option), "section": option.section}
+
+
+def _told(item: Described) -> dict[str, Any]:
+    """Return what the catalogue tells of anything in it, as plain values."""
+    return {
+        "name": item.name,
+        "summary": item.summary,
+        "paper": dataclasses.asdict(item.paper),
+        "status": item.status,
+        "formula": item.formula,
+        "latex": item.latex,
+        "notes": item.notes,
+        "settings": [dataclasses.asdict(setting) for setting in item.settings],
+    }
+
+
+def paper_text(item: Described) -> str:
+    """Return where something comes from, briefly: its arXiv id, or the year of a paper that has none."""
+    return item.paper.arxiv or str(item.paper.year)
 
 
 def parts(entry: Entry) -> dict[str, list[dict[str, Any]]]:

@@ -9,9 +9,10 @@ import types
 from tepo.objectives.advantages import GroupNormalized, LeaveOneOut
 from tepo.objectives.baselines import BestOfGroup, LengthWeightedBaseline, SignalRescaled
 from tepo.objectives.batch import TokenBatch
-from tepo.objectives.catalogue import Entry, entry, method, objective, objectives
+from tepo.objectives.catalogue import Entry, decoding_options, entry, method, objective, objectives
 from tepo.objectives.composition import compose
 from tepo.objectives.covariance import CovarianceBand, CovarianceKernel, TopCovariance
+from tepo.objectives.described import DecodingOption, Described
 from tepo.objectives.detached_surrogates import CappedWeight, DivergenceMask, GammaWeight
 from tepo.objectives.entropies import EntropyBonusAdvantage, EntropyChangeWeights, ProgressGate, TopEntropy
 from tepo.objectives.entropy_rewards import (
@@ -84,6 +85,8 @@ __all__ = [
     "ConfidenceReward",
     "CovarianceBand",
     "CovarianceKernel",
+    "DecodingOption",
+    "Described",
     "DistillationReward",
     "DivergenceMask",
     "DualAscent",
@@ -158,6 +161,7 @@ __all__ = [
     "Whitened",
     "compose",
     "credit",
+    "decoding_options",
     "entry",
     "method",
     "objective",

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tepo.core.errors import InputError, nearest
-from tepo.objectives.latex import latex
-from tepo.objectives.method import Method, Paper, Status, fits
+from tepo.objectives.described import DecodingOption, Described
+from tepo.objectives.method import Method, Setting, fits
 from tepo.objectives.objective import Needs, Objective
 from tepo.objectives.papers.cispo import CISPO
 from tepo.objectives.papers.clip_cov import ClipCov, KLCov
@@ -20,7 +20,7 @@ from tepo.objectives.papers.dppo import DPPO
 from tepo.objectives.papers.dr_grpo import DrGRPO
 from tepo.objectives.papers.dro import DRO
 from tepo.objectives.papers.entropy_advantage import EntropyAdvantage
-from tepo.objectives.papers.entropy_minimization import EMFT, EMRLSequence, EMRLToken
+from tepo.objectives.papers.entropy_minimization import EM_INF, EMFT, EMRLSequence, EMRLToken
 from tepo.objectives.papers.erpo import ERPO
 from tepo.objectives.papers.gdpo import GDPO
 from tepo.objectives.papers.gmpo import GMPO
@@ -99,43 +99,16 @@ METHODS: dict[str, type[Method]] = {
         CoDistillGRPO,
     )
 }
+DECODING: dict[str, DecodingOption] = {EM_INF.name: EM_INF}
+"""What the family does without a loss; kept apart, so that whatever is in `METHODS` can train."""
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One field of a method: name, type, default, what it does, where the default comes from, how sure that is."""
+class Entry(Described):
+    """One method of the catalogue, with what it needs and the objective that its defaults make."""
 
-    name: str
-    type: str
-    default: Any
-    help: str
-    source: str
-    status: Status
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One method of the catalogue."""
-
-    name: str
-    paper: Paper
-    formula: str
-    status: Status
-    notes: str
-    summary: str
-    settings: tuple[Setting, ...]
     needs: Needs
     objective: Objective
-
-    @property
-    def latex(self) -> str:
-        """The formula in LaTeX, for math mode."""
-        return latex(self.formula)
-
-    @property
-    def unsure(self) -> tuple[Setting, ...]:
-        """The settings whose defaults are inferred or experimental."""
-        return tuple(setting for setting in self.settings if setting.status != "confirmed")
 
 
 def objective(name: str, **overrides: Any) -> Objective:
@@ -148,8 +121,15 @@ def objective(name: str, **overrides: Any) -> Objective:
 
 def method(name: str, **overrides: Any) -> Method:
     """Return the settings of a method, some of them overridden; "none" is None where a setting may be unset."""
+    if name in DECODING:
+        raise InputError(
+            f"{name!r} has no loss to train with: it is an option of decoding. Switch it on with "
+            f"{DECODING[name].switch}, in `tepo eval` too. See: tepo explain {name}"
+        )
     if name not in METHODS:
-        raise InputError(f"objective {name!r} is not in the catalogue.{nearest(name, METHODS)} See: tepo objectives")
+        raise InputError(
+            f"objective {name!r} is not in the catalogue.{nearest(name, [*METHODS, *DECODING])} See: tepo objectives"
+        )
     chosen = METHODS[name]
     known = {item.name for item in dataclasses.fields(chosen)}
     for key in overrides:
@@ -167,6 +147,11 @@ def method(name: str, **overrides: Any) -> Method:
 def objectives() -> list[Entry]:
     """Return the catalogue, in the order of `METHODS`."""
     return [entry(name) for name in METHODS]
+
+
+def decoding_options() -> list[DecodingOption]:
+    """Return what the catalogue knows beside the objectives: options of the sampler, which have no loss."""
+    return list(DECODING.values())
 
 
 def entry(name: str) -> Entry:

@@ -27,6 +27,18 @@ def setting(default: T, text: str, source: str, status: Status = "confirmed") ->
 
 
 @dataclass(frozen=True)
+class Setting:
+    """One field of a method: name, type, default, what it does, where the default comes from, how sure that is."""
+
+    name: str
+    type: str
+    default: Any
+    help: str
+    source: str
+    status: Status = "confirmed"
+
+
+@dataclass(frozen=True)
 class Paper:
     """Where a method comes from."""
 

@@ -6,10 +6,13 @@ Agarwal et al., "The Unreasonable Effectiveness of Entropy Minimization in LLM R
     EM-RL-sequence   R_i = sum_t log pi(o_{i,t})                                                     (eq. 3)
     EM-RL-token      R_i = -sum_t H_{i,t}                                                            (eq. 4)
     EM-RL            J = (1/G) sum_i A_i sum_t log pi,  A_i = R_i - mean of the others,  KL to the start policy
+    EM-INF           z <- a few Adam steps down H(softmax z) + w KL(p || softmax z), then draw       (section 4)
 
 Confirmed in the paper: the rewards (its Table 1), the leave-one-out baseline, a KL weighted 0.001, 4 samples a
 prompt, learning rate 1e-6. EM-FT is the sum over tokens there; a mean over tokens differs by a constant and does not
-depend on lengths. Inferred: that EM-RL's KL is in the reward, as in RLOO. Rewards are the sampling policy's values.
+depend on lengths. EM-INF's objective and settings are those of the authors' evaluation script; the paper tells of 5 to
+15 steps and thresholds of 0.1 to 0.5. It trains nothing: the sampler has it (`sampling.em_inf`).
+Inferred: that EM-RL's KL is in the reward, as in RLOO. Rewards are the sampling policy's values.
 Collapse is the goal: stop early, and look at samples. Dynamic sampling looks at the task's rewards, so leave it off.
 """
 
@@ -19,8 +22,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tepo.objectives.advantages import LeaveOneOut
+from tepo.objectives.described import DecodingOption
 from tepo.objectives.entropy_rewards import ConfidenceReward, NoAdvantage, TokenEntropy
-from tepo.objectives.method import Method, Paper, setting
+from tepo.objectives.method import Method, Paper, Setting, setting
 from tepo.objectives.objective import Objective
 from tepo.objectives.ratios import NoRatio, TokenRatio
 from tepo.objectives.reducers import Reducer, SequenceMean, SequenceSum, TokenMean
@@ -98,3 +102,33 @@ class EMFT(Method):
         return self.composition(
             advantage=NoAdvantage(), ratio=NoRatio(), surrogate=TokenEntropy(), reducer=reducers[self.reducer]
         )
+
+
+_SCRIPT = "the authors' script"
+EM_INF = DecodingOption(
+    name="em-inf",
+    paper=PAPER,
+    formula="z ← z - η·Adam[f(z)] while H(softmax(z)) ≥ τ,  f(z) = H(softmax(z)) + w·KL(p ‖ softmax(z))",
+    status="confirmed",
+    summary="Decoding option: sharpen every token's distribution by minimising its entropy before it is drawn.",
+    notes="Nothing of the model changes. Inferred: that temperature divides the logits first.",
+    section="sampling.em_inf",
+    settings=(
+        Setting("steps", "int", 3, "Most Adam steps a token.", f"{_SCRIPT}: 3 (paper: 5 to 15)"),
+        Setting("lr", "float", 0.1, "Size of a step, in units of a logit.", f"{_SCRIPT}: 0.1"),
+        Setting(
+            "threshold",
+            "float",
+            0.3,
+            "Entropy (nats) below which a token's logits are left as they are.",
+            f"{_SCRIPT}: 0.3 (paper: 0.1 to 0.5)",
+        ),
+        Setting(
+            "kl_coef",
+            "float",
+            0.05,
+            "Coefficient of the KL from the distribution as it was, which holds the logits back.",
+            f"{_SCRIPT}: 0.05",
+        ),
+    ),
+)
