@@ -18,7 +18,7 @@ import pytest
 import tepo
 
 GOLDEN = Path(__file__).parent / "public.json"
-ROOMS = ("core", "objectives", "tasks", "policy", "rollout", "evaluation", "training", "cli")
+ROOMS = ("core", "objectives", "tasks", "policy", "rollout", "evaluation", "training", "lab", "cli")
 
 
 def names_of(module: types.ModuleType) -> list[str]:

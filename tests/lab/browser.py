@@ -129,6 +129,17 @@ class Page:
         """Prefer light or dark."""
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
 
+    def paper(self) -> None:
+        """Show the page as it is when it is about to be printed, on A4."""
+        self.value("dispatchEvent(new Event('beforeprint'))")
+        self.call("Emulation.setEmulatedMedia", media="print")
+        self.resize(718, 1000)
+
+    def screen(self) -> None:
+        """Go back from paper."""
+        self.call("Emulation.setEmulatedMedia", media="")
+        self.value("dispatchEvent(new Event('afterprint'))")
+
     def screenshot(self, path: Path, *, whole: bool = True) -> None:
         """Write a picture of the page."""
         found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tepo.lab.folder import DONE, StudyFolder
+from tepo.lab.folder import DONE, HALF, StudyFolder
 
 STUDY = """
 variants = ["dapo", "tepo"]
@@ -98,6 +98,38 @@ def test_a_study_killed_at_random_is_finished_by_repeating_the_command(tmp_path:
     assert process.wait() == 0, (tmp_path / "said.txt").read_text()
     assert finished(study) == whole
     assert json.loads((tmp_path / "results.json").read_text()) == json.loads(study.results.read_text())
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_a_study_cleanly_and_repeating_the_command_finishes_it(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(STUDY.replace("seeds = 3", "seeds = 1").replace("every = 2", "every = 1000"))
+    (tmp_path / "reward.py").write_text(REWARD)
+    study = StudyFolder(tmp_path / "studies" / "tiny")
+    process = start(tmp_path)
+    while process.poll() is None and lines(study) < 4:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 1
+    said = (tmp_path / "said.txt").read_text()
+    assert "stopping: every run at work finishes its step and saves" in said
+    assert said.endswith(f"Continue with: tepo compare {study.path.relative_to(tmp_path)}\n")
+    assert "Traceback" not in said
+    stopped = lines(study)
+    half = [name for name in ("dapo-seed0", "tepo-seed0") if study.read_state(name)["status"] == HALF]
+    assert half
+    # What was asked to stop has saved its last step: nothing of it is made again.
+    for name in half:
+        run = study.run(name)
+        assert [path.name for path in run.checkpoints.iterdir()] == [f"step-{run.read_metrics()[-1]['step']:06d}"]
+    time.sleep(0.5)
+    assert lines(study) == stopped
+    process = start(tmp_path)
+    assert process.wait() == 0, (tmp_path / "said.txt").read_text()
+    assert all(f"{name}: continued" in (tmp_path / "said.txt").read_text() for name in half)
+    for name in ("dapo-seed0", "tepo-seed0"):
+        assert study.read_state(name)["status"] == DONE
+        assert [record["step"] for record in study.run(name).read_metrics()] == list(range(9))
+        assert not study.run(name).checkpoints.exists()
 
 
 def check(study: StudyFolder, results: dict[str, Any]) -> None:

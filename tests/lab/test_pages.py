@@ -223,6 +223,28 @@ def test_pages_fit_their_window_and_have_readable_text(
     clean(page)
 
 
+@needs_chromium
+def test_pages_print_light_unfolded_and_within_the_paper(page: browser.Page, study: Path) -> None:
+    page.scheme("dark")
+    page.open(write_report(study))
+    folded = "document.querySelectorAll('details:not([open])').length"
+    ink = "getComputedStyle(document.body).color"
+    before = (page.value(folded), page.value(ink))
+    page.paper()
+    assert page.value(folded) == 0
+    assert page.value(ink) == "rgb(20, 22, 26)"
+    assert page.value("document.documentElement.scrollWidth") <= 718
+    assert page.value("[...document.querySelectorAll('table')].every((one) => one.scrollWidth <= 718)")
+    shown = "[...document.querySelectorAll({})].filter((one) => one.offsetHeight).length"
+    assert page.value(shown.format("'.controls, nav.pages, p > button'")) == 0
+    assert page.value(shown.format("'.flips button'")) > 0
+    assert page.value("document.querySelector('#curves path.mean').getAttribute('stroke')") == "#0072b2"
+    page.screen()
+    page.scheme("dark")
+    assert (page.value(folded), page.value(ink)) == before
+    clean(page)
+
+
 # The least contrast (WCAG) of a token's text on its colour, and of plain and dim text on the page.
 CONTRAST = """(() => {
   const parse = (text) => text.match(/[\\d.]+/g).slice(0, 3).map(Number);

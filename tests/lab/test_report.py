@@ -194,8 +194,8 @@ def test_the_diff_puts_one_batch_through_the_whole_catalogue(tmp_path: Path) -> 
     run = make_run(tmp_path / "run")
     found = objective_diff([run], ["tepo"])
     assert found is not None
-    assert len(found.rows) == 1 + len(tepo.objectives())
-    rows = {row.label: row for row in found.rows}
+    assert len(found.catalogue) == len(tepo.objectives())
+    rows = {row.label: row for row in (*found.own, *found.catalogue)}
     assert rows["tepo (as run)"].agreement == pytest.approx(1.0)
     assert rows["tepo (as run)"].masked == rows["tepo"].masked
     assert rows["dapo"].masked == 0
@@ -205,14 +205,31 @@ def test_the_diff_puts_one_batch_through_the_whole_catalogue(tmp_path: Path) -> 
     assert (rows["em-ft"].through_entropy or 0) > 0
 
 
-def test_the_frozen_batch_has_right_and_wrong_responses(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", steps=3)
-    path = run / "rollouts" / "step-000003.jsonl"
-    same = [json.loads(line) | {"passed": True} for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps(one) + "\n" for one in same))
+def change(run: Path, step: int, **fields: Any) -> None:
+    """Set fields of every kept response of a step; a name of another field stands for its value."""
+    path = run / "rollouts" / f"step-{step:06d}.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    changed = [one | {name: one.get(value, value) for name, value in fields.items()} for one in records]
+    path.write_text("".join(json.dumps(one) + "\n" for one in changed))
+
+
+def test_the_frozen_batch_has_right_and_wrong_responses_and_ratios_that_moved(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=4)
+    change(run, 4, passed=True)
+    change(run, 3, logp="old_logp")
     found = frozen_batch(run)
     assert found is not None
     assert found[1] == 2
+    for step in (1, 2, 4):
+        change(run, step, passed=True)
+    found = frozen_batch(run)
+    assert found is not None
+    assert found[1] == 3  # right and wrong count for more
+    assert "all ratios are 1" in found[0]
+    other = make_run(tmp_path / "other", steps=1)
+    diff = objective_diff([run, other], ["one", "two"])
+    assert diff is not None
+    assert diff.where == "8 responses of other, step 1, as one mini-batch"
 
 
 def test_methods_that_need_a_reference_go_without_it_where_they_can(tmp_path: Path) -> None:

@@ -273,7 +273,7 @@ def test_jobs_run_at_most_so_many_at_once_and_tell_how_they_ended(tmp_path: Path
         alive -= 1
         codes[name] = code
 
-    assert run_jobs(jobs, at_once=2, threads=3, started=started, ended=ended)
+    assert run_jobs(jobs, at_once=2, threads=3, started=started, ended=ended, stopping=pytest.fail)
     assert (most, codes) == (2, {"j0": 0, "j1": 1, "j2": 2})
     assert last_words(tmp_path / "0.log") == "3"
     assert last_words(tmp_path / "none.log") == ""

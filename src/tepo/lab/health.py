@@ -148,7 +148,7 @@ RULES = (
     Rule(
         "KL to the sampling policy",
         "Mean k3 estimate over tokens. Good: up to 0.02 nats; fair: up to 0.1; above: one step moves the policy far.",
-        _below("kl/old", 0.02, 0.1),
+        _below("kl/old", 0.02, 0.1, "{:.3g} nats"),
     ),
     Rule(
         "ratio tails",
@@ -176,7 +176,7 @@ RULES = (
         "sampler against scorer",
         "Mean absolute difference of their log-probs of the same tokens. Good: up to 0.02 nats; fair: up to 0.05; "
         "above: the ratio corrects for the sampler's arithmetic rather than for training.",
-        _below("mismatch/logp", 0.02, 0.05),
+        _below("mismatch/logp", 0.02, 0.05, "{:.3g} nats"),
     ),
     Rule(
         "gradient norm",

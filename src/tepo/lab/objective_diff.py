@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,9 @@ from tepo.objectives import TokenBatch
 
 MOST_RESPONSES = 32
 MOST_TOKENS = 12_000
+MOST_TELLING = 3
+MOVED = 1e-3
+"""Change of a log-prob from which on an update counts as seen."""
 
 
 @dataclass(frozen=True)
@@ -37,23 +40,25 @@ class Row:
 
 @dataclass(frozen=True)
 class Diff:
-    """`where`: the batch, in words; `index` and `responses`: the batch as the token pages read it."""
+    """`where`: the batch, in words; `own` and `catalogue`: a row for each of the runs' objectives and for every method;
+    `index` and `responses`: the batch as the token pages read it."""
 
     where: str
-    rows: tuple[Row, ...]
+    own: tuple[Row, ...]
+    catalogue: tuple[Row, ...]
     index: dict[str, Any]
     responses: list[dict[str, Any]]
 
 
 def objective_diff(runs: Sequence[Path], labels: Sequence[str]) -> Diff | None:
-    """Return the diff on kept responses of the first run that has some; None where no run has.
+    """Return the diff on the most telling kept step of the runs; None where none has kept any.
 
     The runs' own objectives come first, under `labels`, then the whole catalogue.
     """
-    found = next((frozen for run in runs if (frozen := frozen_batch(run)) is not None), None)
-    if found is None:
+    batches = [frozen for run in runs if (frozen := frozen_batch(run)) is not None]
+    if not batches:
         return None
-    where, step, records = found
+    where, step, records = max(batches, key=lambda one: telling(one[2]))
     try:
         batch = token_batch(records)
     except InputError:
@@ -68,29 +73,44 @@ def objective_diff(runs: Sequence[Path], labels: Sequence[str]) -> Diff | None:
     base = next((inspection for inspection, _ in seen.values() if inspection is not None), None)
     rows = tuple(row(method.label, *seen[method.name], batch, base) for method in methods)
     index, chunks = view_data([(step, records)], methods)
-    return Diff(where, rows, index, [one for chunk in chunks for one in chunk])
+    return Diff(where, rows[: len(own)], rows[len(own) :], index, [one for chunk in chunks for one in chunk])
 
 
 def frozen_batch(run: Path) -> tuple[str, int, list[dict[str, Any]]] | None:
-    """Return the last kept step of a run that has right and wrong responses (or the last one), in words and whole."""
+    """Return the last of the most telling kept steps of a run, in words and whole; None where it has kept none."""
     try:
         steps = kept_steps(run)
     except InputError:
         return None
-    fallback = None
+    best: tuple[int, list[dict[str, Any]]] | None = None
     for step, path in reversed(steps):
         records = _few(read_step(path))
-        if not records:
-            continue
-        fallback = fallback or (step, records)
-        if len({bool(record.get("passed")) for record in records}) == 2:
-            fallback = (step, records)
+        if records and (best is None or telling(records) > telling(best[1])):
+            best = step, records
+        if best is not None and telling(best[1]) == MOST_TELLING:
             break
-    if fallback is None:
+    if best is None:
         return None
-    step, records = fallback
+    step, records = best
     words = f"{len(records)} responses of {run.resolve().name}, step {step}, as one mini-batch"
+    if not _moved(records):
+        words += "; they met the first update after sampling, where all ratios are 1 and nothing can be clipped"
     return words, step, records
+
+
+def telling(records: Sequence[Mapping[str, Any]]) -> int:
+    """Return how much responses can say of objectives: 2 for right and wrong ones, 1 more for ratios that moved."""
+    mixed = len({bool(record.get("passed")) for record in records}) == 2
+    return 2 * mixed + _moved(records)
+
+
+def _moved(records: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the policy has changed since it sampled any of the tokens, beyond rounding."""
+    return any(
+        abs(now - before) > MOVED
+        for record in records
+        for now, before in zip(record.get("logp", ()), record.get("old_logp", ()), strict=False)
+    )
 
 
 def row(label: str, inspection: Inspection | None, why: str, batch: TokenBatch, base: Inspection | None) -> Row:

@@ -30,11 +30,12 @@ def run_jobs(
     threads: int,
     started: Callable[[str], None],
     ended: Callable[[str, int, float], None],
+    stopping: Callable[[], None],
 ) -> bool:
     """Run the jobs in order, `at_once` at a time; return False when Ctrl-C stopped them early.
 
-    `ended` is told name, exit code (negative: the signal that killed it) and seconds. The first Ctrl-C lets every
-    job finish its step and save, the second kills them.
+    `ended` is told name, exit code (negative: the signal that killed it) and seconds. The first Ctrl-C is told to
+    `stopping` and lets every job finish its step and save, the second kills them.
     """
     waiting = list(jobs)
     running: dict[str, tuple[subprocess.Popen[bytes], float]] = {}
@@ -52,6 +53,7 @@ def run_jobs(
                     ended(name, code, time.monotonic() - since)
             time.sleep(POLL)
     except KeyboardInterrupt:
+        stopping()
         _stop([process for process, _ in running.values()])
         return False
     except BaseException:

@@ -9,7 +9,7 @@ from tepo.lab.contrast import Contrast, Side
 from tepo.lab.evidence import Evidence
 from tepo.lab.folder import DONE
 from tepo.lab.health import UNKNOWN, lights
-from tepo.lab.objective_diff import Diff
+from tepo.lab.objective_diff import Diff, Row
 from tepo.lab.page import escape
 from tepo.training.toml import dump_toml
 
@@ -136,6 +136,36 @@ def _ratio(comparison: Mapping[str, Any], time: Mapping[str, Any]) -> str:
 
 def diff(found: Diff) -> str:
     """Return the table of what every objective does to the frozen batch, and the place of the token maps."""
+    words = (
+        f"The batch: {found.where}. Credit is −d loss / d log-prob. Push up and down: its sums above and below zero; "
+        "on right responses: the share of its size there; agreement: its correlation over tokens with the first line; "
+        "through entropy: the size of −d loss / d entropy. Every method at the start of its state."
+    )
+    shown = [one for one in found.catalogue if not _unsaid(one)]
+    others = [one for one in (*found.own, *found.catalogue) if _unsaid(one)]
+    parts = [f'<p class="dim">{escape(words)}</p><div id="diff-box"></div>']
+    parts.append(_diff_table([one for one in found.own if not _unsaid(one)], "objectives"))
+    parts.append(
+        f"<details><summary>The same for {len(shown)} methods of the catalogue</summary>"
+        f"{_diff_table(shown, 'catalogue')}</details>"
+    )
+    if others:
+        rows = [[escape(one.label), f"not applicable: {escape(one.why)}"] for one in others]
+        missing = table(("objective", "why it is not shown"), rows, numbers_from=2)
+        parts.append(
+            f"<details><summary>{len(others)} that need what the run did not record</summary>{missing}</details>"
+        )
+    return "".join(parts)
+
+
+def _unsaid(row: Row) -> bool:
+    """Return whether nothing at all can be said of a method on the batch."""
+    return bool(row.why) and row.through_entropy is None
+
+
+def _diff_table(rows: Sequence[Row], name: str) -> str:
+    if not rows:
+        return ""
 
     def share(value: float | None) -> str:
         return "–" if value is None else f"{100 * value:.1f} %"
@@ -143,31 +173,18 @@ def diff(found: Diff) -> str:
     def plain_number(value: float | None, form: str) -> str:
         return "–" if value is None else format(value, form).replace("-", "−")
 
-    rows, others = [], []
-    for one in found.rows:
-        if one.why and one.through_entropy is None:
-            others.append([escape(one.label), f"not applicable: {escape(one.why)}"])
-            continue
+    lines = []
+    for one in rows:
         numbers = [share(one.clipped), share(one.masked), share(one.left_out)]
         numbers += [plain_number(one.up, ".3g"), plain_number(one.down, ".3g"), share(one.right)]
         numbers += [plain_number(one.agreement, ".2f"), plain_number(one.through_entropy, ".3g")]
         note = f'<br><span class="dim">not applicable: {escape(one.why)}</span>' if one.why else ""
-        rows.append([escape(one.label) + note, *numbers])
+        lines.append([escape(one.label) + note, *numbers])
     head = (
         *("objective", "clipped", "under the mask", "not chosen", "push up", "push down", "on right responses"),
         *("agreement", "through entropy"),
     )
-    words = (
-        f"The batch: {found.where}. Credit is −d loss / d log-prob. Push up and down: its sums above and below zero; "
-        "on right responses: the share of its size there; agreement: its correlation over tokens with the first line; "
-        "through entropy: the size of −d loss / d entropy. Every method at the start of its state."
-    )
-    all_of_them = table(head, rows, name="objectives")
-    folded = f"<details open><summary>{len(rows)} objectives</summary>{all_of_them}</details>"
-    if others:
-        missing = table(("objective", "why it is not shown"), others, numbers_from=2)
-        folded += f"<details><summary>{len(others)} that need what the run did not record</summary>{missing}</details>"
-    return f'<p class="dim">{escape(words)}</p><div id="diff-box"></div>{folded}'
+    return table(head, lines, name=name)
 
 
 def health(runs_of: Mapping[str, Sequence[Evidence]]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +12,13 @@ import numpy as np
 
 from tepo.core.errors import InputError, WorkError
 from tepo.core.files import write_json, write_text
+from tepo.core.text import quoted
 from tepo.lab.config import StudyConfig, Tuning
 from tepo.lab.curves import curve
 from tepo.lab.folder import DONE, FAILED, HALF, StudyFolder
 from tepo.lab.plan import PlannedRun, plan_runs, plan_tuning, refuse_changed, threads_each
 from tepo.lab.processes import Job, last_words, run_jobs
+from tepo.lab.report import write_report
 from tepo.lab.results import analyse
 from tepo.training.rundir import plain_config
 from tepo.training.toml import dump_toml
@@ -55,9 +55,8 @@ def write_results(study: StudyConfig, folder: StudyFolder, *, say: Say) -> dict[
     runs = plan_runs(study, folder, {variant: record["value"] for variant, record in chosen.items()})
     results = analyse(study, folder, runs, chosen)
     write_json(folder.results, results)
-    if importlib.util.find_spec("tepo.lab.report") is not None:
-        importlib.import_module("tepo.lab.report").write_report(folder.path)
-        say(f"report: {folder.report}")
+    write_report(folder.path)
+    say(f"report: {folder.report}")
     return results
 
 
@@ -140,11 +139,14 @@ def _make(study: StudyConfig, folder: StudyFolder, runs: Sequence[PlannedRun], *
         error = f": {state['error'].splitlines()[0]}" if state["error"] else ""
         say(f"{name}: {state['status']} after {seconds:.0f} s ({done} of {len(jobs)}){error}")
 
-    whole = run_jobs(jobs, at_once=study.at_once, threads=threads_each(study), started=started, ended=ended)
-    if not whole:
+    def stopping() -> None:
+        say("stopping: every run at work finishes its step and saves; Ctrl-C again stops at once")
+
+    threads = threads_each(study)
+    if not run_jobs(jobs, at_once=study.at_once, threads=threads, started=started, ended=ended, stopping=stopping):
         raise WorkError(
             f"stopped; finished runs are safe in {folder.path}, half ones go on from their checkpoint. "
-            "Repeat the command to continue."
+            f"Continue with: tepo compare {quoted(folder.path)}"
         )
 
 
@@ -156,7 +158,10 @@ def _job(study: StudyConfig, folder: StudyFolder, run: PlannedRun, *, retry: boo
         folder.write_state(run.name, DONE)
         _tidy(study, folder, run)
         return None
-    if status == DONE or (status == FAILED and not retry):
+    if status == DONE:
+        _tidy(study, folder, run)  # it may have ended while the study was stopping
+        return None
+    if status == FAILED and not retry:
         return None
     folder.state(run.name).unlink(missing_ok=True)
     write_text(folder.config(run.name), dump_toml(plain_config(run.config)))

@@ -27,6 +27,7 @@ async function unpack(id) {
 
 /** Run the page's start; a failure is shown on the page, not only in the console. */
 function start(main) {
+  preparePrinting();
   main().then(
     () => document.documentElement.setAttribute("data-ready", "yes"),
     (error) => {
@@ -104,6 +105,25 @@ function themeButton() {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);
   label();
   return button;
+}
+
+/** On paper: light whatever the screen is, and nothing folded that nobody could open. */
+function preparePrinting() {
+  let theme = null;
+  let folded = [];
+  addEventListener("beforeprint", () => {
+    theme = document.documentElement.getAttribute("data-theme");
+    folded = [...document.querySelectorAll("details:not([open])")];
+    folded.forEach((one) => (one.open = true));
+    document.documentElement.setAttribute("data-theme", "light");
+    themeListeners.forEach((listener) => listener());
+  });
+  addEventListener("afterprint", () => {
+    folded.forEach((one) => (one.open = false));
+    if (theme) document.documentElement.setAttribute("data-theme", theme);
+    else document.documentElement.removeAttribute("data-theme");
+    themeListeners.forEach((listener) => listener());
+  });
 }
 
 // --- the tip ---------------------------------------------------------------------------------------------

@@ -64,9 +64,9 @@ function band(lines) {
 
 /**
  * Return a chart. `series`: { name, place, lines: [{ label, points: [[x, y]] }], band: [[x, mean, low, high]] };
- * `log`: the x axis counts in powers of two.
+ * `log`: the x axis counts in powers of two; `beyond`: how far bands may reach outside the lines, in heights of these.
  */
-function chart({ title, about, series, xLabel, log = false }) {
+function chart({ title, about, series, xLabel, log = false, beyond = 0.6 }) {
   const [width, height, left, right, top, bottom] = [420, 240, 50, 12, 10, 34];
   const scaled = (x) => (log ? Math.log2(x) : x);
   const xs = [];
@@ -86,7 +86,7 @@ function chart({ title, about, series, xLabel, log = false }) {
   const spread = most(core) - least(core);
   const alike = spread <= 1e-9 * Math.max(Math.abs(most(core)), Math.abs(least(core)));
   const reach = (alike ? Math.abs(most(core)) : spread) || 1;
-  let [y0, y1] = [Math.max(least(ys), least(core) - 0.6 * reach), Math.min(most(ys), most(core) + 0.6 * reach)];
+  let [y0, y1] = [Math.max(least(ys), least(core) - beyond * reach), Math.min(most(ys), most(core) + beyond * reach)];
   if (alike && y1 - y0 < reach) [y0, y1] = [y0 - 0.5 * reach, y1 + 0.5 * reach];
   const px = (x) => left + ((scaled(x) - x0) / (x1 - x0)) * (width - left - right);
   const py = (y) => height - bottom - ((y - y0) / (y1 - y0)) * (height - top - bottom);

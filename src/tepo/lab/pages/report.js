@@ -85,7 +85,7 @@ function drawCurves({ variants, meanings, metrics }) {
 function drawAtK(sides) {
   const box = document.getElementById("at-k-box");
   const one = (key, title, about) => chart({
-    title, about, log: true, xLabel: "k",
+    title, about, log: true, xLabel: "k", beyond: Infinity,
     series: sides.map((side, place) => ({ name: side.name, place, lines: [], band: side[key].filter(([, value]) => finite(value)) })),
   });
   const draw = () => box.replaceChildren(
@@ -121,6 +121,7 @@ function drawFlips(contrasts) {
         return el("li", {}, button, body);
       }));
     box.append(el("h3", {}, `${contrast.second} against ${contrast.first}`),
+      el("p", { class: "dim" }, `Share of right samples over all seeds, ${contrast.first} → ${contrast.second}. A question opens to answers of both.`),
       el("div", { class: "controls" }, select(`way-${place}`, "Show", [["", "all that differ"], ["better", "better"], ["worse", "worse"]], "", (value) => ((state.way = value), draw()))),
       list);
     if (contrast.left) box.append(el("p", { class: "dim" }, `and ${contrast.left} more that moved less`));
