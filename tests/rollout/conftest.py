@@ -40,6 +40,9 @@ def random_policy(tiny: Policy, tmp_path: Path) -> Callable[..., Policy]:
         config_class, settings = {
             "llama": (transformers.LlamaConfig, GROUPED),
             "qwen2": (transformers.Qwen2Config, GROUPED),
+            "qwen3": (transformers.Qwen3Config, {**GROUPED, "head_dim": 12}),
+            "mistral": (transformers.MistralConfig, {**GROUPED, "sliding_window": None}),
+            "gemma2": (transformers.Gemma2Config, {**GROUPED, "head_dim": 8, "final_logit_softcapping": 2.0}),
             "mistral-window": (transformers.MistralConfig, {**GROUPED, "sliding_window": 5}),
             "gpt-neox": (transformers.GPTNeoXConfig, SIZES),
             "gpt2": (transformers.GPT2Config, SIZES),
@@ -53,6 +56,8 @@ def random_policy(tiny: Policy, tmp_path: Path) -> Callable[..., Policy]:
                 for weight in model.parameters():
                     if weight.dim() > 1:
                         weight.normal_(std=0.3)
+                    else:  # biases and norms
+                        weight.add_(torch.randn_like(weight), alpha=0.3)
         folder = tmp_path / kind
         model.save_pretrained(folder)
         tiny.tokenizer.save_pretrained(folder)

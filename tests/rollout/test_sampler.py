@@ -39,6 +39,7 @@ def run(policy: Policy, prompts: Any = PROMPTS, *, samples: int = 1, **settings:
     draws = settings.pop("draws", range(len(prompts)))
     seed = settings.pop("seed", 0)
     progress = settings.pop("progress", None)
+    limits = settings.pop("limits", None)
     return sample(
         policy,
         prompts,
@@ -47,6 +48,7 @@ def run(policy: Policy, prompts: Any = PROMPTS, *, samples: int = 1, **settings:
         seed=seed,
         purpose="test",
         draws=draws,
+        limits=limits,
         progress=progress,
     )
 
@@ -144,7 +146,7 @@ def test_temperature_divides_the_logits(endless: Policy, monkeypatch: pytest.Mon
         return output
 
     monkeypatch.setattr(endless.model, "forward", two_tokens)
-    (group,) = run(endless, [[5]], samples=8, max_tokens=8, temperature=0.5)
+    (group,) = run(endless, [[5]], samples=8, max_tokens=8, temperature=0.5, decoder="plain")
     wanted = {0: -0.126928, 1: -2.126928}
     for response in group:
         assert response.logp == pytest.approx([wanted[token] for token in response.token_ids], abs=1e-6)
@@ -237,6 +239,16 @@ def test_wrong_input_is_refused_before_work(random_policy: Make) -> None:
         run(policy, [[5], [6]], draws=[0])
     with pytest.raises(InputError, match="samples is 0"):
         run(policy, [[5]], samples=0)
+    for limits in ([3], [3, 0]):
+        with pytest.raises(InputError, match="limits="):
+            run(policy, [[5], [6]], limits=limits)
+
+
+def test_a_prompt_has_a_limit_of_its_own(endless: Policy) -> None:
+    whole = tokens(run(endless, samples=2, max_tokens=9))
+    limits = [1, 9, 4, 30, 2]
+    bound = tokens(run(endless, samples=2, max_tokens=9, limits=limits, rows=4))
+    assert bound == [[one[:limit] for one in group] for group, limit in zip(whole, limits, strict=True)]
 
 
 def test_no_prompts_no_responses(tiny: Policy) -> None:
@@ -253,10 +265,11 @@ def test_damaged_weights_are_said(random_policy: Make) -> None:
 
 def test_each_prompt_is_run_once_for_its_group(endless: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether or not a group fits into the rows, and split over several forward passes."""
-    whole = tokens(run(endless, samples=6, max_tokens=4, rows=4))
+    settings: dict[str, Any] = {"samples": 6, "max_tokens": 4, "rows": 4, "decoder": "plain"}
+    whole = tokens(run(endless, **settings))
     monkeypatch.setattr("tepo.rollout.decoder.PREFILL_TOKENS", 9)
     with forwards(endless) as shapes:
-        assert tokens(run(endless, samples=6, max_tokens=4, rows=4)) == whole
+        assert tokens(run(endless, **settings)) == whole
     assert sum(rows for rows, columns in shapes if columns > 1) == len(PROMPTS) - 1  # one prompt is a single token
     assert max(rows * columns for rows, columns in shapes) <= 10
     assert max(rows for rows, _ in shapes) <= 4
@@ -266,7 +279,7 @@ def test_a_straggler_does_not_keep_finished_rows_computing(tiny: Policy, monkeyp
     """Most responses end at once, the longest runs on: the rows computed are few more than the tokens sampled."""
     monkeypatch.setattr(tiny, "eos_ids", tuple(range(0, 97, 7)))
     with forwards(tiny) as shapes:
-        groups = run(tiny, samples=12, max_tokens=60, rows=30)
+        groups = run(tiny, samples=12, max_tokens=60, rows=30, decoder="plain")
     lengths = [len(response.token_ids) for group in groups for response in group]
     assert max(lengths) > 4 * sum(lengths) / len(lengths)
     assert sum(rows for rows, _ in shapes) <= 1.2 * sum(lengths)

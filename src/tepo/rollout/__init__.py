@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from tepo.core.lazy import names_at_first_use
 
 if TYPE_CHECKING:
+    from tepo.rollout.choosing import why_plain
     from tepo.rollout.config import EMInfConfig, SamplingConfig
     from tepo.rollout.response import Response, StopReason
     from tepo.rollout.sampler import sample
 
-__all__ = ["EMInfConfig", "Response", "SamplingConfig", "StopReason", "sample"]
+__all__ = ["EMInfConfig", "Response", "SamplingConfig", "StopReason", "sample", "why_plain"]
 
 _HOMES = {
     "EMInfConfig": "config",
@@ -22,6 +23,7 @@ _HOMES = {
     "SamplingConfig": "config",
     "StopReason": "response",
     "sample": "sampler",
+    "why_plain": "choosing",
 }
 
 __getattr__ = names_at_first_use(__name__, _HOMES)

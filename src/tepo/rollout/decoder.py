@@ -3,15 +3,44 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 PREFILL_TOKENS = 8192
 """Most tokens, padding included, in one forward pass over prompts; a single longer prompt goes alone."""
+
+
+class DecodedRows(Protocol):
+    """Sequences being decoded, whatever holds their keys and values; `logits` [B, V] predict the next tokens."""
+
+    logits: Tensor
+
+    def __len__(self) -> int: ...
+
+
+class Decoder(Protocol):
+    """What the sampling loop asks of a model. The rows a decoder is given are those it made."""
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> Any:
+        """Run prompts through the model, neighbours of the list together, and return one row for each."""
+
+    def gather(self, parts: Sequence[tuple[Any, Sequence[int]]]) -> Any:
+        """Assemble a batch from rows of others, in the order given; a row may be taken repeatedly."""
+
+    def fill(self, rows: Any, places: Sequence[int], parts: Sequence[tuple[Any, Sequence[int]]]) -> Any:
+        """Return `rows` with those of `parts` in the given places, as many as there are; `rows` is used up."""
+
+    def advance(self, rows: Any, tokens: Sequence[int]) -> None:
+        """Feed one token to each row, in place.
+
+        A row that has used up the model's positions forgets a token instead of taking a position that does not
+        exist: the caller has finished with it, and it only waits to be replaced or dropped.
+        """
 
 
 @dataclass
@@ -30,8 +59,8 @@ class Rows:
         return self.lengths.shape[0]
 
 
-class Decoder:
-    """Prefill and single-token steps of one causal language model; call it without gradients."""
+class ModelDecoder:
+    """Decoding by the model's own forward pass, for every model with a standard cache; call it without gradients."""
 
     def __init__(self, model: nn.Module, *, device: torch.device, pad_id: int, max_positions: int) -> None:
         """Look at the model's signature once; `pad_id` fills columns that are masked.
@@ -57,7 +86,7 @@ class Decoder:
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Rows:
         """Run prompts through the model, neighbours of the list together, and return one row for each."""
-        parts = [self._prefill(batch) for batch in _batches(prompts)]
+        parts = [self._prefill(batch) for batch in prompt_batches(prompts)]
         return self.gather([(part, list(range(len(part)))) for part in parts]) if len(parts) > 1 else parts[0]
 
     def gather(self, parts: Sequence[tuple[Rows, Sequence[int]]]) -> Rows:
@@ -70,12 +99,16 @@ class Decoder:
             logits=torch.cat([rows.logits[index] for rows, index in indexed]),
         )
 
-    def advance(self, rows: Rows, tokens: Sequence[int]) -> None:
-        """Feed one token to each row, in place.
+    def fill(self, rows: Rows, places: Sequence[int], parts: Sequence[tuple[Rows, Sequence[int]]]) -> Rows:
+        """Return `rows` with those of `parts` in the given places, as many as there are."""
+        incoming = iter([(source, index) for source, indices in parts for index in indices])
+        replaced = dict(zip(places, incoming, strict=False))
+        chosen = [replaced.get(place, (rows, place)) for place in range(len(rows))]
+        runs = [list(run) for _, run in itertools.groupby(chosen, key=lambda one: id(one[0]))]
+        return self.gather([(run[0][0], [index for _, index in run]) for run in runs])
 
-        A row that has used up the model's positions forgets its first token instead of taking a position that does
-        not exist: the caller has finished with it, and it only waits to be dropped.
-        """
+    def advance(self, rows: Rows, tokens: Sequence[int]) -> None:
+        """Feed one token to each row, in place; a row without a position left forgets its first token."""
         ids = torch.tensor(tokens, device=self._device).unsqueeze(-1)
         rows.lengths = (rows.lengths + 1).clamp(max=self._max_positions)
         width = rows.cache.get_seq_length() + 1
@@ -107,7 +140,7 @@ class Decoder:
         return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def _batches(prompts: Sequence[Sequence[int]]) -> Iterator[Sequence[Sequence[int]]]:
+def prompt_batches(prompts: Sequence[Sequence[int]]) -> Iterator[Sequence[Sequence[int]]]:
     """Cut the list into runs of at most PREFILL_TOKENS padded tokens."""
     first, width = 0, 0
     for index, prompt in enumerate(prompts):

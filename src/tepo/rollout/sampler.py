@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tepo.core.errors import InputError, WorkError
+from tepo.rollout.choosing import decoder_for
 from tepo.rollout.config import SamplingConfig
-from tepo.rollout.decoder import Decoder, Rows
+from tepo.rollout.decoder import DecodedRows, Decoder
 from tepo.rollout.draws import choose, truncate, uniforms
 from tepo.rollout.em_inf import minimise_entropy
 from tepo.rollout.response import Response, StopReason
@@ -36,6 +37,7 @@ def sample(
     seed: int,
     purpose: str,
     draws: Sequence[int],
+    limits: Sequence[int] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[list[Response]]:
     """Sample `samples` responses to each prompt.
@@ -52,6 +54,7 @@ def sample(
         seed: the run's seed.
         purpose: what the responses are for, such as "rollout" or "evaluation".
         draws: index of each prompt in the run.
+        limits: longest response to each prompt, where it is less than `config.max_tokens`.
         progress: called with (finished, all) responses whenever some have finished.
 
     Returns:
@@ -63,18 +66,20 @@ def sample(
             model's cache is of a kind the sampler cannot use.
         WorkError: the model's logits are not numbers.
     """
-    _check(policy, prompts, samples, draws)
+    _check(policy, prompts, samples, draws, limits)
     if not prompts:
         return []
-    decoder = Decoder(policy.model, device=policy.device, pad_id=policy.pad_id, max_positions=policy.max_positions)
     groups: list[list[Growing]] = []
     for index, (prompt, draw) in enumerate(zip(prompts, draws, strict=True)):
         limit = min(config.max_tokens, policy.max_positions - len(prompt))
+        limit = limit if limits is None else min(limit, limits[index])
         groups.append([Growing(index, tuple(prompt), limit, draw, j) for j in range(samples)])
     longest_first = sorted(groups, key=lambda group: -len(group[0].prompt_ids))  # memory peaks at the start
-    waiting = Waiting(decoder, [growing for group in longest_first for growing in group])
     run = _Run(config, seed, purpose, frozenset(policy.eos_ids), StopTexts(config.stop, policy.decode))
+    positions = max(len(group[0].prompt_ids) + group[0].limit for group in groups)
     with _sampling(policy.model), policy.compute_context():
+        decoder = decoder_for(policy, config, positions)
+        waiting = Waiting(decoder, [growing for group in longest_first for growing in group])
         _decode(decoder, waiting, run, progress or (lambda finished, total: None))
     return [[_response(growing, run, policy) for growing in group] for group in groups]
 
@@ -112,45 +117,50 @@ def _decode(decoder: Decoder, waiting: Waiting, run: _Run, progress: Callable[[i
     total, finished = len(waiting), 0
     batch, parts = waiting.start(run.config.rows)  # batch[b] is the response that row b belongs to
     rows = decoder.gather(parts)
-    while batch:
+    while True:
         before = sum(growing.stop_reason is None for growing in batch)
         tokens = _append_tokens(rows, batch, run)
         live = [index for index, growing in enumerate(batch) if growing.stop_reason is None]
         if len(live) < before:
             finished += before - len(live)
             progress(finished, total)
-        if WORTH_A_COPY * (len(batch) - len(live)) >= len(batch):
+        if not live and not waiting:
+            return
+        if not waiting and WORTH_A_COPY * (len(batch) - len(live)) >= len(batch):
             batch = [batch[index] for index in live]
             tokens = [tokens[index] for index in live]
-            rows = decoder.gather([(rows, live)]) if live else rows
-        if batch:
+            rows = decoder.gather([(rows, live)])
+        if live:
             decoder.advance(rows, tokens)
-        free = run.config.rows - len(batch)
-        if waiting and WORTH_A_COPY * free >= run.config.rows:
-            started, parts = waiting.start(free)
-            rows = decoder.gather([(rows, range(len(batch))), *parts])
-            batch += started
+        free = [index for index, growing in enumerate(batch) if growing.stop_reason is not None]
+        if waiting and WORTH_A_COPY * len(free) >= len(batch):
+            started, parts = waiting.start(len(free))
+            rows = decoder.fill(rows, free, parts)
+            for place, growing in zip(free, started, strict=False):
+                batch[place] = growing
 
 
-def _append_tokens(rows: Rows, batch: Sequence[Growing], run: _Run) -> list[int]:
+def _append_tokens(rows: DecodedRows, batch: Sequence[Growing], run: _Run) -> list[int]:
     """Choose the next token of every row, append it to the responses that still grow, and return all of them."""
     config = run.config
     logits = rows.logits if config.temperature in (0.0, 1.0) else rows.logits / config.temperature
-    logp = logits.log_softmax(-1)
-    probabilities = logp.exp()
-    smallest = torch.finfo(logp.dtype).min  # a logit of minus infinity adds nothing to the entropy
-    entropy = -(probabilities * logp.clamp(min=smallest)).sum(-1)
+    weights, centred, total = _exponentials(logits)
+    smallest = torch.finfo(centred.dtype).min  # a logit of minus infinity adds nothing to the entropy
+    log_total = total.log()
+    entropy = log_total - torch.linalg.vecdot(weights, centred.clamp_(min=smallest)) / total
     if config.em_inf is not None:
         logits = minimise_entropy(logits, config.em_inf)
-        probabilities = logits.softmax(-1)
+        weights, _, total = _exponentials(logits)
     if config.greedy:
         chosen = logits.argmax(-1)
     else:
+        if config.top_k > 0 or config.top_p < 1.0:
+            weights = truncate(weights / total.unsqueeze(-1), top_k=config.top_k, top_p=config.top_p)
         drawn = torch.tensor([run.uniform(growing) for growing in batch], dtype=torch.float64)
-        kept = truncate(probabilities, top_k=config.top_k, top_p=config.top_p)
-        chosen = choose(kept, drawn.to(logp.device) if logp.device.type != "mps" else drawn.float().to("mps"))
+        chosen = choose(weights, drawn.to(weights.device) if weights.device.type != "mps" else drawn.float().to("mps"))
     tokens: list[int] = chosen.tolist()
-    picked, entropies = torch.stack([logp.gather(-1, chosen.unsqueeze(-1)).squeeze(-1), entropy]).tolist()
+    logp = centred.gather(-1, chosen.unsqueeze(-1)).squeeze(-1) - log_total
+    picked, entropies = torch.stack([logp, entropy]).tolist()
     for growing, *values in zip(batch, tokens, picked, entropies, strict=True):
         if growing.stop_reason is None:
             _append(growing, *values)
@@ -158,6 +168,13 @@ def _append_tokens(rows: Rows, batch: Sequence[Growing], run: _Run) -> list[int]
             if growing.stop_reason is not None:
                 growing.uniforms = ()  # a call may sample many long responses
     return tokens
+
+
+def _exponentials(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return exp(z - max z) [B, V], z - max z [B, V] and the sum of the first over the vocabulary [B]."""
+    centred = logits - logits.amax(-1, keepdim=True)
+    weights = centred.exp()
+    return weights, centred, weights.sum(-1)
 
 
 def _append(growing: Growing, token: int, logp: float, entropy: float) -> None:
@@ -187,8 +204,18 @@ def _response(growing: Growing, run: _Run, policy: Policy) -> Response:
     )
 
 
-def _check(policy: Policy, prompts: Sequence[Sequence[int]], samples: int, draws: Sequence[int]) -> None:
+def _check(
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    samples: int,
+    draws: Sequence[int],
+    limits: Sequence[int] | None,
+) -> None:
     """Raise InputError for what cannot be sampled from."""
+    if limits is not None and (len(limits) != len(prompts) or min(limits, default=1) < 1):
+        raise InputError(
+            f"limits={list(limits)[:8]}: expected one number of at least 1 for each of {len(prompts)} prompts"
+        )
     if samples < 1:
         raise InputError(f"samples is {samples}: at least 1 response to each prompt is needed")
     if len(draws) != len(prompts):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tepo.rollout.decoder import Decoder, Rows
+from tepo.rollout.decoder import DecodedRows, Decoder
 from tepo.rollout.response import StopReason
 
 
@@ -32,15 +32,15 @@ class Waiting:
         """Take the responses in the order in which they start, those of a group together."""
         self._decoder = decoder
         self._responses = list(reversed(responses))
-        self._held: tuple[int, Rows] | None = None  # a group only some of whose responses have started
+        self._held: tuple[int, DecodedRows] | None = None  # a group only some of whose responses have started
 
     def __len__(self) -> int:
         return len(self._responses)
 
-    def start(self, count: int) -> tuple[list[Growing], list[tuple[Rows, list[int]]]]:
+    def start(self, count: int) -> tuple[list[Growing], list[tuple[DecodedRows, list[int]]]]:
         """Start at most `count` responses; return them, and the rows they continue from in the same order."""
         started = [self._responses.pop() for _ in range(min(count, len(self)))]
-        parts: list[tuple[Rows, list[int]]] = []
+        parts: list[tuple[DecodedRows, list[int]]] = []
         fresh = started
         if self._held is not None:
             group, rows = self._held

@@ -1,0 +1,83 @@
+"""Which decoder a policy is sampled with: the fused one where it is right, the model's own forward pass elsewhere."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tepo.core.errors import InputError
+from tepo.rollout.config import SamplingConfig
+from tepo.rollout.decoder import Decoder, ModelDecoder
+from tepo.rollout.fused_decoder import FusedDecoder
+from tepo.rollout.fused_model import fused_model, why_not_fused
+
+if TYPE_CHECKING:
+    from tepo.policy import Policy
+
+_PROBE = (5, 3)
+"""Tokens of the probe's prompt, and single-token steps after it."""
+
+_TOLERANCE = 1e-3
+"""Largest difference of the probe's logits, relative to their standard deviation; both compute in the weights' dtype,
+float32, where only the order of sums differs."""
+
+_found: weakref.WeakKeyDictionary[Any, str | None] = weakref.WeakKeyDictionary()
+
+
+def decoder_for(policy: Policy, config: SamplingConfig, positions: int) -> Decoder:
+    """Return a decoder for the policy as its weights are now, for sequences of at most `positions` tokens.
+
+    Call it without gradients and in the policy's compute context.
+
+    Raises:
+        InputError: `config.decoder` is "fused" and the model has other layers; or the model's cache holds more than
+            keys and values.
+    """
+    if config.decoder != "plain":
+        reason = why_plain(policy)
+        if reason is None:
+            return _fused(policy, policy.compute_dtype, positions)
+        if config.decoder == "fused":
+            raise InputError(f"sampling.decoder='fused' does not work for {policy.name!r}: {reason}; use 'auto'")
+    return _plain(policy)
+
+
+def why_plain(policy: Policy) -> str | None:
+    """Return why the policy is not sampled with the fused decoder, or None where it is.
+
+    Once for each model, the fused decoder is held to the model's own forward pass on a probe.
+    """
+    if policy.model not in _found:
+        _found[policy.model] = why_not_fused(policy.model) or _disagreement(policy)
+    return _found[policy.model]
+
+
+def _plain(policy: Policy) -> ModelDecoder:
+    return ModelDecoder(policy.model, device=policy.device, pad_id=policy.pad_id, max_positions=policy.max_positions)
+
+
+def _fused(policy: Policy, dtype: torch.dtype, positions: int) -> FusedDecoder:
+    model = fused_model(policy.model, dtype=dtype, positions=positions)
+    return FusedDecoder(model, dtype=dtype, pad_id=policy.pad_id, max_positions=positions)
+
+
+def _disagreement(policy: Policy) -> str | None:
+    """Return what the two decoders disagree on, or None."""
+    length, steps = _PROBE
+    if policy.max_positions < length + steps:
+        return f"it has {policy.max_positions} positions only"
+    ids = [(7 * place + 3) % policy.vocabulary for place in range(length + steps)]
+    with torch.no_grad(), torch.autocast(policy.device.type, enabled=False):
+        decoders: tuple[Decoder, Decoder] = (_plain(policy), _fused(policy, policy.model.dtype, length + steps))
+        rows = [decoder.prefill([ids[:length], ids[: length - 2]]) for decoder in decoders]
+        for step in range(steps + 1):
+            expected, found = (one.logits for one in rows)
+            error = float((found - expected).abs().max() / expected.std())
+            if not error <= _TOLERANCE:
+                return f"its logits differ by {error:.2g} standard deviations from the model's own"
+            if step < steps:
+                for decoder, row in zip(decoders, rows, strict=True):
+                    decoder.advance(row, [ids[length + step]] * 2)
+    return None

@@ -1,0 +1,187 @@
+"""Decoding with a fused model: rows keep their place in a preallocated cache, others take over those that end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tepo.rollout.decoder import prompt_batches
+from tepo.rollout.fused_model import FusedModel, Layer
+
+SPARE_COLUMNS = 64
+"""Columns by which the cache grows."""
+
+
+@dataclass
+class FusedRows:
+    """Sequences being decoded; a row's tokens fill the first `lengths[b]` columns of its cache.
+
+    `keys` (float32) and `values` hold [B * K, columns, size] for each layer, zero beyond the tokens: what is masked
+    must still be a number. `logits` [B, V] predict the next token; `width` is the longest row.
+    """
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    lengths: Tensor
+    width: int
+    logits: Tensor
+
+    def __len__(self) -> int:
+        return self.lengths.shape[0]
+
+    @property
+    def columns(self) -> int:
+        """Columns there is room for."""
+        return self.keys[0].shape[1]
+
+
+class FusedDecoder:
+    """Prefill and single-token steps of a fused model; the same contract as `Decoder`."""
+
+    def __init__(self, model: FusedModel, *, dtype: torch.dtype, pad_id: int, max_positions: int) -> None:
+        self._model = model
+        self._dtype = dtype
+        self._pad_id = pad_id
+        self._max_positions = max_positions
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> FusedRows:
+        """Run prompts through the model, neighbours of the list together, and return one row for each."""
+        parts = [self._prefill(batch) for batch in prompt_batches(prompts)]
+        return self.gather([(part, range(len(part))) for part in parts]) if len(parts) > 1 else parts[0]
+
+    def gather(self, parts: Sequence[tuple[FusedRows, Sequence[int]]]) -> FusedRows:
+        """Assemble a batch from rows of others, in the order given; a row may be taken repeatedly."""
+        indexed = [(rows, torch.tensor(indices, device=self._model.device)) for rows, indices in parts if indices]
+        lengths = torch.cat([rows.lengths[index] for rows, index in indexed])
+        width = int(lengths.max())
+        result = self._empty(lengths, width, torch.cat([rows.logits[index] for rows, index in indexed]))
+        first = 0
+        for rows, index in indexed:
+            places = torch.arange(first, first + index.numel(), device=index.device)
+            self._copy(result, places, rows, index)
+            first += index.numel()
+        return result
+
+    def fill(
+        self, rows: FusedRows, places: Sequence[int], parts: Sequence[tuple[FusedRows, Sequence[int]]]
+    ) -> FusedRows:
+        """Put rows of `parts` in the given places of `rows`; the others stay as they are. Works in place."""
+        device = self._model.device
+        taken = 0
+        for source, indices in parts:
+            if not indices:
+                continue
+            index = torch.tensor(indices, device=device)
+            place = torch.tensor(places[taken : taken + len(indices)], device=device)
+            taken += len(indices)
+            if source.width > rows.columns:
+                self._grow(rows, source.width)
+            self._copy(rows, place, source, index)
+            rows.lengths[place] = source.lengths[index]
+            rows.logits[place] = source.logits[index]
+        rows.width = int(rows.lengths.max())
+        return rows
+
+    def advance(self, rows: FusedRows, tokens: Sequence[int]) -> None:
+        """Feed one token to each row, in place.
+
+        A row that has used up the model's positions overwrites its last token: the caller has finished with it, and
+        it only waits to be replaced or dropped.
+        """
+        model = self._model
+        at = rows.lengths.clamp(max=self._max_positions - 1)
+        rows.lengths = at + 1
+        rows.width = min(rows.width + 1, self._max_positions)
+        if rows.width > rows.columns:
+            self._grow(rows, rows.width)
+        x = functional.embedding(torch.tensor(tokens, device=at.device), model.embedding)
+        turns = model.turns[at].unsqueeze(1)
+        hidden = torch.arange(rows.width, device=at.device) > at.unsqueeze(-1)  # columns a row does not see
+        mask = torch.zeros_like(hidden, dtype=x.dtype).masked_fill_(hidden, float("-inf"))
+        mask = mask.repeat_interleave(model.key_heads, 0).unsqueeze(1)  # [B * K, 1, width]
+        row = torch.arange(len(rows), device=at.device)
+        for index, layer in enumerate(model.layers):
+            x = self._step(layer, x, turns, rows.keys[index], rows.values[index], mask, row, at)
+        rows.logits = model.logits(x)
+
+    def _step(
+        self,
+        layer: Layer,
+        x: Tensor,
+        turns: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor,
+        row: Tensor,
+        at: Tensor,
+    ) -> Tensor:
+        model, width = self._model, mask.shape[-1]
+        queries, new_keys, new_values = model.project(layer, x, turns)
+        _by_row(keys, model.key_heads)[row, :, at] = new_keys
+        _by_row(values, model.key_heads)[row, :, at] = new_values
+        grouped = queries.reshape(keys.shape[0], -1, model.size)  # [B * K, H / K, size]
+        scores = torch.baddbmm(mask, grouped, keys[:, :width].transpose(1, 2), alpha=model.scale)
+        attended = torch.bmm(scores.softmax(-1).to(values.dtype), values[:, :width])
+        return model.close(layer, x, attended.view(x.shape[0], -1))
+
+    def _prefill(self, prompts: Sequence[Sequence[int]]) -> FusedRows:
+        model = self._model
+        device = model.device
+        width = max(len(prompt) for prompt in prompts)
+        ids = torch.tensor([list(prompt) + [self._pad_id] * (width - len(prompt)) for prompt in prompts], device=device)
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        rows = self._empty(lengths, width, torch.empty(0))
+        x = functional.embedding(ids, model.embedding)
+        turns = model.turns[:width].unsqueeze(1)
+        real = (torch.arange(width, device=device) < lengths.unsqueeze(-1))[..., None, None]
+        for index, layer in enumerate(model.layers):
+            queries, keys, values = model.project(layer, x, turns)
+            for cache, new in ((rows.keys[index], keys), (rows.values[index], values)):
+                view = _by_row(cache, model.key_heads)
+                view[:, :, :width] = new.where(real, 0.0).transpose(1, 2)
+            attended = functional.scaled_dot_product_attention(
+                queries.to(self._dtype).transpose(1, 2),
+                self._repeated(keys),
+                self._repeated(values),
+                is_causal=True,
+                scale=model.scale,
+            )
+            x = model.close(layer, x, attended.transpose(1, 2).flatten(2))
+        rows.logits = model.logits(x[torch.arange(len(prompts), device=device), lengths - 1])
+        return rows
+
+    def _repeated(self, heads: Tensor) -> Tensor:
+        """Return keys or values [b, L, K, size] as [b, H, L, size] in the compute precision."""
+        repeats = self._model.heads // self._model.key_heads
+        return heads.to(self._dtype).transpose(1, 2).repeat_interleave(repeats, 1)
+
+    def _empty(self, lengths: Tensor, width: int, logits: Tensor) -> FusedRows:
+        """Return rows with room for `width` columns and the spare ones, all zero."""
+        model = self._model
+        shape = (lengths.shape[0] * model.key_heads, width + SPARE_COLUMNS, model.size)
+        keys = [torch.zeros(shape, dtype=model.embedding.dtype, device=model.device) for _ in model.layers]
+        values = [torch.zeros(shape, dtype=self._dtype, device=model.device) for _ in model.layers]
+        return FusedRows(keys, values, lengths.clone(), width, logits)
+
+    def _copy(self, target: FusedRows, places: Tensor, source: FusedRows, index: Tensor) -> None:
+        """Copy the cached columns of rows `index` of `source` to rows `places` of `target`."""
+        heads, width = self._model.key_heads, int(source.lengths[index].max())
+        for into, out_of in zip([*target.keys, *target.values], [*source.keys, *source.values], strict=True):
+            to, by = _by_row(into, heads), _by_row(out_of, heads)
+            to[places, :, :width] = by[index, :, :width]
+
+    def _grow(self, rows: FusedRows, width: int) -> None:
+        """Make room for `width` columns and the spare ones."""
+        for caches in (rows.keys, rows.values):
+            for index, old in enumerate(caches):
+                caches[index] = old.new_zeros(old.shape[0], width + SPARE_COLUMNS, old.shape[2])
+                caches[index][:, : old.shape[1]] = old
+
+
+def _by_row(cache: Tensor, heads: int) -> Tensor:
+    """Return [B * heads, columns, size] as a view [B, heads, columns, size]."""
+    return cache.view(-1, heads, cache.shape[1], cache.shape[2])
