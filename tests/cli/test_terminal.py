@@ -17,7 +17,7 @@ from rich.console import Console
 
 from tepo.cli.display import Display, shortened, step_line
 from tepo.cli.outcome import next_commands
-from tepo.cli.terminal import plain, print_json, print_table
+from tepo.cli.terminal import plain, print_json, print_table, write_any_text
 from tepo.training import RunResult
 
 
@@ -69,6 +69,8 @@ def test_commands_to_copy_are_words_of_a_shell(tmp_path: Path) -> None:
 def test_a_step_is_one_line_of_what_was_measured() -> None:
     metrics: dict[str, Any] = {"reward/mean": 0.5, "reward/pass_rate": 0.25, "time/step": 2.0, "kl/old": None}
     assert step_line(3, 40, metrics, 74.0) == "step  3/40  reward 0.500  pass 25%  s 2.0  left 01:14"
+    missing = {"reward/mean": math.nan, "reward/pass_rate": 0.0, "reward/unscored": 16}
+    assert step_line(3, 40, missing, 0.0) == "step  3/40  no reward 16  pass 0%  left 00:00"
     assert step_line(3, 40, {}, 3600.0).endswith("left 01:00:00")
     assert step_line(3, 40, {}, 30 * 3600.0).endswith("left 30:00:00")
     assert "left" in step_line(1, 10**20, {}, 1e22)
@@ -83,3 +85,30 @@ def test_the_display_writes_plain_lines_off_a_terminal() -> None:
     display.on_step(1, {"reward/mean": 1.0, "time/step": 1.0})
     display.close()
     assert out.getvalue() == "careful [red]␛[2J\n" + "step 1/0  reward 1.000  tok/s 0  s 1.0  left 00:00\n"
+
+
+@pytest.mark.parametrize("columns", [30, 40, 60, 100])
+def test_a_table_loses_nothing_on_a_narrow_terminal(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    row = ("a-long-method", "confirmed", "what it does in a few words", "old-entropy")
+    print_table("T", ("name", "status", "what", "needs"), [row], whole=3)
+    shown = capsys.readouterr().out
+    assert all(len(line) <= columns for line in shown.splitlines())
+    assert sorted("".join(shown.split())[-sum(len(cell.replace(" ", "")) for cell in row) :]) == sorted(
+        "".join(row).replace(" ", "")
+    )
+
+
+def test_characters_that_the_encoding_lacks_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    out = io.TextIOWrapper(raw, encoding="ascii")
+    monkeypatch.setattr("sys.stdout", out)
+    write_any_text()
+    print_json({"π": "🙂"})
+    out.write("J = π\n")
+    out.flush()
+    *lines, text = raw.getvalue().decode("ascii").splitlines()
+    assert json.loads("\n".join(lines)) == {"π": "🙂"}
+    assert text == "J = \\u03c0"

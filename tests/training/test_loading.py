@@ -56,6 +56,35 @@ def test_errors_name_key_and_nearest(override: str, words: list[str]) -> None:
         assert word in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("../up", "no path"),
+        ("a/b", "no path"),
+        ("a\\b", "no path"),
+        ("..", "begin with"),
+        (".hidden", "begin with"),
+        ("-n", "begin with"),
+        ("two\nlines", "newline"),
+        ("bell\x07", "control"),
+        (" ", "space"),
+        ("end ", "space"),
+        ("é" * 101, "200 bytes"),
+    ],
+)
+def test_a_run_name_is_one_folder(name: str, words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        check_config({"name": name})
+    assert words in str(caught.value)
+    assert "name:" in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("name", ["first run", "a-b_c.1", "gspo@2", "é" * 100, "日本", ""])
+def test_other_run_names_are_taken_as_they_are(name: str) -> None:
+    assert check_config({"name": name}).name == name
+
+
 def test_errors_name_the_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"nowhere\.toml"):
         load_config(tmp_path / "nowhere.toml")

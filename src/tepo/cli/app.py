@@ -71,6 +71,9 @@ app.command("doctor", short_help="Say what this machine can do and what is missi
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit; a traceback is shown only with `--debug` or TEPO_DEBUG."""
+    from tepo.cli.terminal import write_any_text
+
+    write_any_text()
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words or os.environ.get("TEPO_DEBUG", "") not in ("", "0")
     words = [word for word in words if word != "--debug"]

@@ -6,6 +6,7 @@ text of a model or a file is shown, never obeyed.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import sys
@@ -16,6 +17,16 @@ from tepo.core.text import plain as plain  # noqa: PLC0414  verbs find it here
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+_NARROWEST = 8
+"""Characters that a column which may be broken has at least."""
+
+
+def write_any_text() -> None:
+    """Let standard output and error show characters that their encoding lacks as escapes, where Python would fail."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -44,7 +55,8 @@ def speaker() -> Callable[[str], None]:
 
 def print_json(value: Any) -> None:
     """Print `value` as JSON on stdout, alone; what is not a finite number is null."""
-    sys.stdout.write(json.dumps(_finite(value), indent=2, ensure_ascii=False, default=str) + "\n")
+    escaped = not (sys.stdout.encoding or "").lower().startswith("utf")
+    sys.stdout.write(json.dumps(_finite(value), indent=2, ensure_ascii=escaped, default=str) + "\n")
 
 
 def _finite(value: Any) -> Any:
@@ -65,18 +77,26 @@ def print_table(
 ) -> None:
     """Print a table on stdout.
 
-    Columns from number `right` on are aligned to the right (numbers); the first `whole` are never broken (names).
+    Columns from number `right` on are aligned to the right (numbers); the first `whole` are not broken (names), where
+    the terminal is wide enough for them.
     """
     from rich.box import SIMPLE_HEAD
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
     table = Table(
         title=title, title_justify="left", title_style="bold", header_style="bold", box=SIMPLE_HEAD, pad_edge=False
     )
+    out = console()
+    cells = [[plain(cell) for cell in row] for row in rows]
+    wide = [max(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
+    # The others keep a few characters each, and two spaces stand between columns.
+    room = out.width - (len(columns) - whole) * _NARROWEST - 2 * (len(columns) - 1)
+    unbroken = whole if sum(wide[:whole]) <= room else 0
     for index, column in enumerate(columns):
         number = right is not None and index >= right
-        table.add_column(column, justify="right" if number else "left", overflow="fold", no_wrap=index < whole)
-    for row in rows:
-        table.add_row(*(Text(plain(cell)) for cell in row))
-    console().print(table)
+        table.add_column(column, justify="right" if number else "left", overflow="fold", no_wrap=index < unbroken)
+    for row in cells:
+        table.add_row(*map(Text, row))
+    out.print(table)

@@ -42,8 +42,8 @@ class RewardWatch(Callback):
         if not self._said and all(grade.score is None for _, grade in graded):
             self._said = True
             self._say(
-                f"step {step}: no reward: {len(graded)} of {len(graded)} responses could not be scored (None), and "
-                "nothing is learned from such a step. Can the reward judge these problems?"
+                f"step {step}: no reward: {len(graded)} of {len(graded)} responses could not be scored (None), "
+                "so that there are no advantages to learn from. Does the reward know these problems?"
             )
 
 
