@@ -24,7 +24,7 @@ from tepo.training.trainer import train
 from tepo.training.update import Material, accumulate
 
 from .conftest import MakeConfig
-from .test_trainer import Recorder, StopAfter, assert_same_run, metrics_of
+from .test_trainer import Recorder, assert_goes_on_as_if_nothing_happened, metrics_of
 from .test_update import material, plan, quiet, recorded
 
 QUIET: dict[str, Any] = {"eval": {"at_start": False, "at_end": False}}
@@ -139,17 +139,9 @@ def test_a_run_with_a_critic_goes_on_as_if_nothing_happened(tiny_config: MakeCon
         "train": {"steps": 4, "epochs": 2},
         **QUIET,
     }
-    whole = train(tiny_config(name="whole", **changes))
-    config = tiny_config(name="parts", checkpoint={"every": 0}, **changes)
-    assert train(config, callbacks=[StopAfter(2)]).interrupted
-    resumed = train(config, resume=True)
-    assert_same_run(whole.folder, resumed.folder)
-    last = [load_checkpoint(run.folder / "checkpoints" / step_name(4)) for run in (whole, resumed)]
-    for file, tensors in last[0].tensors.items():
-        assert all(torch.equal(value, last[1].tensors[file][name]) for name, value in tensors.items()), file
-    assert metrics_of(whole.folder)[-1]["critic/lr"] == 3e-3
-    assert metrics_of(whole.folder)[-1]["lr"] == 1e-3
-    assert metrics_of(whole.folder)[-1]["state/kl_coef"] != 0.02
+    last = metrics_of(assert_goes_on_as_if_nothing_happened(tiny_config, **changes).path)[-1]
+    assert (last["critic/lr"], last["lr"]) == (3e-3, 1e-3)
+    assert last["state/kl_coef"] != 0.02
 
 
 def test_a_fork_of_a_run_without_a_critic_starts_one(tiny_config: MakeConfig) -> None:

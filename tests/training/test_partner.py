@@ -15,7 +15,7 @@ from tepo.training.rundir import RunFolder, step_name
 from tepo.training.trainer import train
 
 from .conftest import MakeConfig
-from .test_trainer import Recorder, StopAfter, assert_same_run, metrics_of
+from .test_trainer import Recorder, assert_goes_on_as_if_nothing_happened, metrics_of
 
 REWARD = """
 def parity(problems, responses):
@@ -90,14 +90,7 @@ def test_a_run_of_two_goes_on_as_if_nothing_happened(
     tiny_config: MakeConfig, tmp_path: Path, parity: dict[str, str]
 ) -> None:
     changes = {"partner": {"path": str(large(tmp_path / "large"))}, "reward": parity, "train": {"steps": 4}, **TWO}
-    whole = train(tiny_config(name="whole", **changes))
-    config = tiny_config(name="parts", checkpoint={"every": 0}, **changes)
-    assert train(config, callbacks=[StopAfter(2)]).interrupted
-    resumed = train(config, resume=True)
-    assert_same_run(whole.folder, resumed.folder)
-    last = [load_checkpoint(run.folder / "checkpoints" / step_name(4)) for run in (whole, resumed)]
-    for file, tensors in last[0].tensors.items():
-        assert all(torch.equal(value, last[1].tensors[file][name]) for name, value in tensors.items()), file
+    assert_goes_on_as_if_nothing_happened(tiny_config, **changes)
 
 
 def test_a_partner_with_other_tokens_is_refused(tiny_config: MakeConfig, tmp_path: Path) -> None:

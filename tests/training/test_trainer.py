@@ -16,7 +16,7 @@ from tepo.core.errors import InputError, WorkError
 from tepo.training.callbacks import Callback
 from tepo.training.checkpoint import checkpoint_steps, load_checkpoint
 from tepo.training.experience import Experience
-from tepo.training.rundir import RunFolder
+from tepo.training.rundir import RunFolder, step_name
 from tepo.training.trainer import train
 
 from .conftest import MakeConfig
@@ -75,6 +75,29 @@ def assert_same_run(first: Path, second: Path) -> None:
     one, other = weights_of(first), weights_of(second)
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def assert_goes_on_as_if_nothing_happened(make: MakeConfig, **changes: Any) -> RunFolder:
+    """Make a run of four steps in peace, and one that is stopped after two and resumed; they must be equal to the bit.
+
+    Return the folder of the first.
+    """
+    whole = train(make(name="whole", **changes))
+    config = make(name="parts", checkpoint={"every": 0}, **changes)
+    stopped = train(config, callbacks=[StopAfter(2)])
+    assert (stopped.steps, stopped.interrupted) == (2, True)
+    assert checkpoint_steps(RunFolder(stopped.folder)) == [2]
+    assert not stopped.model.exists()
+    recorder = Recorder()
+    resumed = train(config, resume=True, callbacks=[recorder])
+    assert recorder.steps == [3, 4]
+    assert not resumed.interrupted
+    assert_same_run(whole.folder, resumed.folder)
+    last = [load_checkpoint(run.folder / "checkpoints" / step_name(4)).tensors for run in (whole, resumed)]
+    assert last[0].keys() == last[1].keys()
+    for file, tensors in last[0].items():
+        assert all(torch.equal(value, last[1][file][name]) for name, value in tensors.items()), file
+    return RunFolder(whole.folder)
 
 
 def test_a_run_writes_its_folder(tiny_config: MakeConfig) -> None:
@@ -171,19 +194,7 @@ def test_the_same_seed_repeats_and_another_differs(tiny_config: MakeConfig) -> N
     ],
 )
 def test_an_interrupted_run_goes_on_as_if_nothing_happened(tiny_config: MakeConfig, changes: dict[str, Any]) -> None:
-    train_changes = {"steps": 4, **changes.get("train", {})}
-    rest = {name: value for name, value in changes.items() if name != "train"}
-    whole = train(tiny_config(name="whole", train=train_changes, **rest))
-    config = tiny_config(name="parts", train=train_changes, checkpoint={"every": 0}, **rest)
-    stopped = train(config, callbacks=[StopAfter(2)])
-    assert (stopped.steps, stopped.interrupted) == (2, True)
-    assert checkpoint_steps(RunFolder(stopped.folder)) == [2]
-    assert not stopped.model.exists()
-    recorder = Recorder()
-    resumed = train(config, resume=True, callbacks=[recorder])
-    assert recorder.steps == [3, 4]
-    assert not resumed.interrupted
-    assert_same_run(whole.folder, resumed.folder)
+    assert_goes_on_as_if_nothing_happened(tiny_config, **{**changes, "train": {"steps": 4, **changes.get("train", {})}})
 
 
 def test_resuming_makes_the_steps_that_are_left_in_the_same_order_of_data(
