@@ -151,6 +151,11 @@ def _run(asked: Request, *, dry_run: bool) -> RunResult:
         return train_policy(config, callbacks=[display], resume=asked.resume, fork=asked.fork, dry_run=dry_run)
     except TepoError:
         raise
+    except KeyboardInterrupt:
+        if display.folder is None:
+            raise
+        # What is safe has been said, as for any other end of the work before its time.
+        raise typer.Exit(1) from None
     except Exception as error:
         if display.folder is None:
             raise

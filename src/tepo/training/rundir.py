@@ -143,15 +143,10 @@ def write_config(folder: RunFolder, config: RunConfig, provenance: Mapping[str, 
     write_text(folder.config, dump_toml({**tree, PROVENANCE: dict(provenance)}))
 
 
-def require_run(folder: RunFolder) -> None:
-    """Raise `InputError` where a folder is no run's."""
-    if not folder.config.exists():
-        raise InputError(f"{folder.path} is not a run: it has no config.toml")
-
-
 def read_config(folder: RunFolder) -> tuple[RunConfig, dict[str, Any]]:
     """Return the configuration and the provenance of an existing run; a damaged config.toml is an `InputError`."""
-    require_run(folder)
+    if not folder.config.exists():
+        raise InputError(f"{folder.path} is not a run: it has no config.toml")
     tree = read_toml(folder.config)
     # It comes last in the file, so that nothing before it is missing either.
     if not isinstance(tree.get(PROVENANCE), dict):

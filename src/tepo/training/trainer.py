@@ -33,7 +33,6 @@ from tepo.training.rundir import (
     create,
     provenance,
     read_config,
-    require_run,
     run_name,
     step_name,
     write_config,
@@ -92,7 +91,7 @@ def train(
     folder = _resume_folder(config, resume)
     with listening(callbacks) as listeners, ExitStack() as stack:
         if folder is not None and not dry_run:
-            require_run(RunFolder(folder))
+            read_config(RunFolder(folder))  # a folder that is no run stays as it is
             stack.enter_context(hold(folder))
         setup = set_up(config, resume=folder, fork=fork, say=listeners.on_message)
         grader = stack.enter_context(Grader(config.reward, device=str(setup.policy.device)))
