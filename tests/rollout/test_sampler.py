@@ -40,6 +40,7 @@ def run(policy: Policy, prompts: Any = PROMPTS, *, samples: int = 1, **settings:
     seed = settings.pop("seed", 0)
     progress = settings.pop("progress", None)
     limits = settings.pop("limits", None)
+    on_response = settings.pop("on_response", None)
     return sample(
         policy,
         prompts,
@@ -50,6 +51,7 @@ def run(policy: Policy, prompts: Any = PROMPTS, *, samples: int = 1, **settings:
         draws=draws,
         limits=limits,
         progress=progress,
+        on_response=on_response,
     )
 
 
@@ -251,6 +253,19 @@ def test_a_prompt_has_a_limit_of_its_own(endless: Policy) -> None:
     assert bound == [[one[:limit] for one in group] for group, limit in zip(whole, limits, strict=True)]
 
 
+def test_responses_are_told_as_they_end(tiny: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny, "eos_ids", tuple(range(0, 97, 7)))
+    told: list[tuple[int, Response]] = []
+    groups = run(
+        tiny, samples=6, max_tokens=30, rows=30, on_response=lambda prompt, response: told.append((prompt, response))
+    )
+    lengths = [len(response.token_ids) for _, response in told]
+    assert lengths == sorted(lengths)
+    assert max(lengths) > min(lengths)
+    assert all(groups[prompt][response.sample] is response for prompt, response in told)
+    assert len(told) == 30
+
+
 def test_no_prompts_no_responses(tiny: Policy) -> None:
     assert run(tiny, []) == []
 
@@ -298,7 +313,7 @@ def test_modes_and_marks_are_put_back(tiny: Policy, monkeypatch: pytest.MonkeyPa
         run(tiny, max_tokens=3, progress=lambda done, total: done // 0)
     assert all(module.training == mode for module, mode in before)
     assert [weight.requires_grad for weight in model.parameters()] == marks
-    assert calls == [(5, 5)]
+    assert calls == [(done, 5) for done in range(1, 6)]
     model.lm_head.weight.requires_grad_(True)
     model.eval()
 

@@ -39,6 +39,7 @@ def sample(
     draws: Sequence[int],
     limits: Sequence[int] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    on_response: Callable[[int, Response], None] | None = None,
 ) -> list[list[Response]]:
     """Sample `samples` responses to each prompt.
 
@@ -56,6 +57,7 @@ def sample(
         draws: index of each prompt in the run.
         limits: longest response to each prompt, where it is less than `config.max_tokens`.
         progress: called with (finished, all) responses whenever some have finished.
+        on_response: called with the index of its prompt and a response as soon as it has ended.
 
     Returns:
         For each prompt its responses, in the order of `prompts` and of sample index. A response that fills the
@@ -77,11 +79,19 @@ def sample(
     longest_first = sorted(groups, key=lambda group: -len(group[0].prompt_ids))  # memory peaks at the start
     run = _Run(config, seed, purpose, frozenset(policy.eos_ids), StopTexts(config.stop, policy.decode))
     positions = max(len(group[0].prompt_ids) + group[0].limit for group in groups)
+    responses: list[dict[int, Response]] = [{} for _ in prompts]
+    finished = 0
     with _sampling(policy.model), policy.compute_context():
         decoder = decoder_for(policy, config, positions)
         waiting = Waiting(decoder, [growing for group in longest_first for growing in group])
-        _decode(decoder, waiting, run, progress or (lambda finished, total: None))
-    return [[_response(growing, run, policy) for growing in group] for group in groups]
+        for growing in _decode(decoder, waiting, run):
+            ended = responses[growing.group][growing.sample] = _response(growing, run, policy)
+            if on_response is not None:
+                on_response(growing.group, ended)
+            finished += 1
+            if progress is not None:
+                progress(finished, len(prompts) * samples)
+    return [[group[sample] for sample in range(samples)] for group in responses]
 
 
 @dataclass(frozen=True)
@@ -112,18 +122,15 @@ class _Run:
         return "length" if len(growing.token_ids) == growing.limit else None
 
 
-def _decode(decoder: Decoder, waiting: Waiting, run: _Run, progress: Callable[[int, int], None]) -> None:
-    """Run the decoding loop until every response has a stop reason."""
-    total, finished = len(waiting), 0
+def _decode(decoder: Decoder, waiting: Waiting, run: _Run) -> Iterator[Growing]:
+    """Run the decoding loop until every response has a stop reason; yield each when it has."""
     batch, parts = waiting.start(run.config.rows)  # batch[b] is the response that row b belongs to
     rows = decoder.gather(parts)
     while True:
-        before = sum(growing.stop_reason is None for growing in batch)
+        growing = [one for one in batch if one.stop_reason is None]
         tokens = _append_tokens(rows, batch, run)
-        live = [index for index, growing in enumerate(batch) if growing.stop_reason is None]
-        if len(live) < before:
-            finished += before - len(live)
-            progress(finished, total)
+        yield from (one for one in growing if one.stop_reason is not None)
+        live = [index for index, one in enumerate(batch) if one.stop_reason is None]
         if not live and not waiting:
             return
         if not waiting and WORTH_A_COPY * (len(batch) - len(live)) >= len(batch):
@@ -132,12 +139,12 @@ def _decode(decoder: Decoder, waiting: Waiting, run: _Run, progress: Callable[[i
             rows = decoder.gather([(rows, live)])
         if live:
             decoder.advance(rows, tokens)
-        free = [index for index, growing in enumerate(batch) if growing.stop_reason is not None]
+        free = [index for index, one in enumerate(batch) if one.stop_reason is not None]
         if waiting and WORTH_A_COPY * len(free) >= len(batch):
             started, parts = waiting.start(len(free))
             rows = decoder.fill(rows, free, parts)
-            for place, growing in zip(free, started, strict=False):
-                batch[place] = growing
+            for place, one in zip(free, started, strict=False):
+                batch[place] = one
 
 
 def _append_tokens(rows: DecodedRows, batch: Sequence[Growing], run: _Run) -> list[int]:

@@ -133,7 +133,8 @@ class ScorerConfig(_Strict):
 
     kind: str = "auto"
     """`auto` (the scorer that suits each problem), `math`, `exact`, `numeric`, `format`, `gym`, `model` (a reward
-    model), or a function of yours: `module:function` or `path/file.py:function`."""
+    model), or a function of yours: `module:function` or `path/file.py:function`. While training it is called with the
+    responses of one group, as soon as the last of them has ended."""
     path: str | None = None
     """model: the folder of a sequence-classification model with one label; it runs on the policy's device."""
     answer_after: str | None = None

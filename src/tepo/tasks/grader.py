@@ -98,6 +98,11 @@ class Grader:
         while self._pools:
             self._pools.popitem()[1].close()
 
+    @property
+    def in_processes(self) -> bool:
+        """Whether all rewards are computed in worker processes, none by a model in this one."""
+        return not self._models
+
     def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Grade]:
         """Grade `responses[i]` as an answer to `problems[i]`.
 

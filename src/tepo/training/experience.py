@@ -15,6 +15,7 @@ from tepo.rollout import Response, SamplingConfig, sample
 from tepo.tasks import Grade, Grader, Problem, Task
 from tepo.training.clock import Clock
 from tepo.training.config import RunConfig, TrainConfig
+from tepo.training.grading import GroupGrading
 from tepo.training.micro import Budget
 from tepo.training.scoring import score_rows
 
@@ -128,28 +129,28 @@ class Sampler:
     def sampled(self, problems: Sequence[Problem], draws: Sequence[int], purpose: str) -> list[Group]:
         """Sample and grade one group for each problem."""
         prompts = [self.policy.encode(problem.messages, chat=self.chat) for problem in problems]
-        with self.clock("sample"):
-            responses = self.rows.run(
-                lambda rows: sample(
-                    self.policy,
-                    prompts,
-                    samples=self.group_size,
-                    config=self.config.model_copy(update={"rows": rows}),
-                    seed=self.seed,
-                    purpose=purpose,
-                    draws=draws,
-                    progress=lambda done, total: self.progress("sampling", done, total),
-                ),
-                largest=len(prompts) * self.group_size,
-            )
-        self.clock.count("sample", sum(len(one.token_ids) for group in responses for one in group))
-        with self.clock("grade"):
-            asked = [problem for problem in problems for _ in range(self.group_size)]
-            grades = self.grader.grade(asked, [one.text for group in responses for one in group])
-        size = self.group_size
+        with GroupGrading(self.grader, problems, self.group_size) as grading:
+            with self.clock("sample"):
+                responses = self.rows.run(
+                    lambda rows: sample(
+                        self.policy,
+                        prompts,
+                        samples=self.group_size,
+                        config=self.config.model_copy(update={"rows": rows}),
+                        seed=self.seed,
+                        purpose=purpose,
+                        draws=draws,
+                        progress=lambda done, total: self.progress("sampling", done, total),
+                        on_response=grading.add,
+                    ),
+                    largest=len(prompts) * self.group_size,
+                )
+            self.clock.count("sample", sum(len(one.token_ids) for group in responses for one in group))
+            with self.clock("grade"):  # what is left of it
+                grades = grading.grades()
         return [
-            Group(problem, draw, tuple(group), tuple(grades[index * size : (index + 1) * size]), self.each_reward)
-            for index, (problem, draw, group) in enumerate(zip(problems, draws, responses, strict=True))
+            Group(problem, draw, tuple(group), tuple(graded), self.each_reward)
+            for problem, draw, group, graded in zip(problems, draws, responses, grades, strict=True)
         ]
 
 
