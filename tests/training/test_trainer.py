@@ -333,9 +333,7 @@ def test_a_failing_reward_says_what_is_safe(tiny_config: MakeConfig, tmp_path: P
     with pytest.raises(WorkError) as caught:
         train(config, callbacks=[recorder])
     text = str(caught.value)
-    assert "three_values" in text
-    assert "15" in text
-    assert "16" in text
+    assert "three_values returned 3 values for 4 responses" in text  # a group is graded as soon as it has ended
     assert "Safe on disk" in text
     assert recorder.closed
 
