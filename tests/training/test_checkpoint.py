@@ -73,6 +73,20 @@ def test_full_disk_before_the_first_checkpoint(tmp_path: Path) -> None:
         save_checkpoint(RunFolder(tmp_path), checkpoint(2, size=100_000))
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_weights_that_are_not_finite_are_not_saved_and_the_one_before_is_safe(tmp_path: Path, bad: float) -> None:
+    folder = RunFolder(tmp_path)
+    save_checkpoint(folder, checkpoint(1))
+    diverged = checkpoint(2)
+    diverged.tensors["policy"]["w"][3] = bad
+    with pytest.raises(WorkError, match=r"step-000002 was not saved: in policy w .*not finite.*step-000001"):
+        save_checkpoint(folder, diverged)
+    assert checkpoint_steps(folder) == [1]
+    endless = Checkpoint({"policy-optimizer": {"state/last_entropy": torch.tensor(torch.inf)}}, Counters(step=3))
+    save_checkpoint(folder, endless)
+    assert checkpoint_steps(folder) == [1, 3]
+
+
 @pytest.mark.parametrize("kind", ["changed", "missing", "manifest", "list"])
 def test_damage_is_named_and_passed_over(tmp_path: Path, kind: str) -> None:
     folder = RunFolder(tmp_path)

@@ -11,7 +11,7 @@ import torch
 from tepo.core.errors import InputError, WorkError
 from tepo.core.lock import hold
 from tepo.policy import Policy
-from tepo.training.callbacks import Callback
+from tepo.training.callbacks import Callback, RunInfo
 from tepo.training.checkpoint import checkpoint_steps
 from tepo.training.experience import Experience
 from tepo.training.rundir import RunFolder
@@ -93,8 +93,23 @@ def test_a_folder_in_which_nothing_was_begun_is_taken(tiny_config: MakeConfig) -
     assert train(config).steps == 1
 
 
-class Spoil(Listener):
-    """Makes a weight infinite while a step is sampling."""
+def spoil(policy: Policy) -> None:
+    """Make a weight infinite."""
+    with torch.no_grad():
+        next(policy.model.parameters()).view(-1)[:] = torch.inf
+
+
+def test_a_disk_that_is_full_at_the_start_is_said(tiny_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tepo.training.rundir.write_text", full)
+    with pytest.raises(WorkError, match=r"run folder .* cannot be written to: No space left on device"):
+        train(tiny_config())
+
+
+class SpoilAfter(Listener):
+    """Makes a weight of the policy infinite after a step was saved."""
 
     def __init__(self, step: int, loaded: list[Policy]) -> None:
         super().__init__()
@@ -103,8 +118,18 @@ class Spoil(Listener):
 
     def on_checkpoint(self, step: int, path: Path) -> None:
         if step == self.step:
-            with torch.no_grad():
-                self.loaded[0].trainable_parameters()[-1].view(-1)[0] = torch.inf
+            spoil(self.loaded[0])
+
+
+class SpoilReference(Listener):
+    """Makes a weight of the model that was loaded second infinite."""
+
+    def __init__(self, loaded: list[Policy]) -> None:
+        super().__init__()
+        self.loaded = loaded
+
+    def on_start(self, info: RunInfo) -> None:
+        spoil(self.loaded[1])
 
 
 @pytest.fixture
@@ -125,17 +150,24 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[Policy]:
 
 def test_a_policy_that_diverged_is_not_learned_from_nor_saved(tiny_config: MakeConfig, loaded: list[Policy]) -> None:
     config = tiny_config(eval=QUIET, train={"steps": 4})
-    with pytest.raises(WorkError, match=r"(?s)not finite|expected a finite number") as caught:
-        train(config, callbacks=[Spoil(2, loaded)])
+    with pytest.raises(WorkError, match="not finite") as caught:
+        train(config, callbacks=[SpoilAfter(2, loaded)])
     assert "Safe on disk" in str(caught.value)
     assert "step-000002" in str(caught.value)
     assert checkpoint_steps(RunFolder(Path(config.runs) / config.name)) == [1, 2]
 
 
+def test_a_reference_without_finite_values_is_not_learned_from(tiny_config: MakeConfig, loaded: list[Policy]) -> None:
+    objective = {"name": "grpo", "kl_coef": 0.1}
+    config = tiny_config(objective=objective, train={"steps": 1, "reference": "builtin:tiny"}, eval=QUIET)
+    with pytest.raises(WorkError, match=r"weights of a model are damaged: ref_logp\[0, 0\] is nan"):
+        train(config, callbacks=[SpoilReference(loaded)])
+
+
 def test_a_final_model_that_diverged_is_not_saved(tiny_config: MakeConfig, loaded: list[Policy]) -> None:
     config = tiny_config(eval=QUIET, train={"steps": 2})
     with pytest.raises(WorkError, match=r"the final policy was not saved: .* not finite"):
-        train(config, callbacks=[Spoil(2, loaded)])
+        train(config, callbacks=[SpoilAfter(2, loaded)])
     assert not (Path(config.runs) / config.name / "model").exists()
 
 

@@ -62,10 +62,7 @@ class Teacher:
         try:
             check_finite(batch)
         except InputError as error:
-            # Of a model's own tokens, unlike of tensors from elsewhere, there is one likely reason.
-            raise WorkError(
-                f"{self.learner.name}: the weights seem to have diverged (lower optim.lr): {error}"
-            ) from None
+            raise WorkError(f"training diverged, or the weights of a model are damaged: {error}") from None
         with self.clock("update"):
             prepared = self.learner.objective.prepare(batch, self.learner.state)
             learned = make_updates(

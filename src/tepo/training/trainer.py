@@ -153,7 +153,11 @@ class Trainer:
         found = self._preflight(dry_run)
         if dry_run:
             return RunResult(self.setup.folder.path, self.step, False, {}, {}, found)
-        self._open_folder(found)
+        try:
+            self._open_folder(found)
+        except OSError as error:
+            path = self.setup.folder.path
+            raise WorkError(f"run folder {path} cannot be written to: {error.strerror or error}") from error
         with self._failures_say_what_is_safe(), catch_interrupt(self._tell.on_message) as interrupt:
             if self.config.eval.at_start and not self.setup.folder.read_metrics():
                 self._record(self._evaluate())
