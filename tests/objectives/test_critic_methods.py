@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
 import torch
-from reference_critic import METHODS, Result, reference
+from reference_checks import Options, assert_every_setting_is_tried, compare_defaults, compare_options
+from reference_critic import METHODS, reference
 from torch import Tensor
 
 import tepo
-from tepo.core.seeds import stream
 from tepo.objectives import (
     AdaptiveCoefficient,
     ClippedReward,
@@ -21,10 +20,9 @@ from tepo.objectives import (
     ValueLoss,
     Verified,
 )
-from tepo.testing import KINDS, Outcome, check_objective, evaluate, random_batch
+from tepo.testing import check_objective, evaluate
 
-BATCHES = 200
-OPTIONS: dict[str, tuple[Any, ...]] = {
+PPO: Options = {
     "clip_low": (0.2, 0.5),
     "clip_high": (0.2, 0.28),
     "clip_dual": (None, 1.2, 3.0),
@@ -33,39 +31,31 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "whiten": (True, False),
     "value_clip": (0.2, 1.0, None),
     "value_coef": (0.1, 1.0),
-    "entropy_coef": (0.0, 0.3),
-    "truncated": ("keep", "drop"),
-    "log_ratio_clamp": (20.0, 0.4),
 }
-OWN: dict[str, dict[str, tuple[Any, ...]]] = {
-    "ppo": {},
-    "instructgpt": {"kl_coef": (0.02, 1.0, 0), "reward_clip": (None, 0.5)},
-    "tulu3-rlvr": {"kl_coef": (0.05, 1.0, 0), "verified_reward": (10.0, 1.0), "missing_eos": (-10.0, -1.0, None)},
+OPTIONS: dict[str, Options] = {
+    "ppo": PPO,
+    "instructgpt": PPO
+    | {"kl_coef": (0.02, 1.0, 0), "kl_adapt_to": (None, 0.1), "reward_clip": (None, 0.5), "ptx_coef": (0.0, 27.8)},
+    "tulu3-rlvr": PPO | {"kl_coef": (0.05, 1.0, 0), "verified_reward": (10.0, 1.0), "missing_eos": (-10.0, -1.0, None)},
 }
+TOKEN_REWARDS = frozenset({"token_rewards"})
 
 
-def drawn(name: str, draw: random.Random) -> dict[str, Any]:
-    return {key: draw.choice(values) for key, values in {**OPTIONS, **OWN[name]}.items()}
+@pytest.mark.parametrize("more", [frozenset(), TOKEN_REWARDS], ids=["", "token rewards"])
+@pytest.mark.parametrize("name", METHODS)
+def test_defaults_equal_the_reference(name: str, more: frozenset[str]) -> None:
+    compare_defaults(name, reference, more=more)
 
 
-def assert_equal(got: Outcome, wanted: Result, label: str) -> None:
-    assert float(got.loss) == pytest.approx(wanted.loss, rel=1e-11, abs=1e-12), label
-    derivatives = {"logp": wanted.by_logp, "values": wanted.by_values, "entropy": wanted.by_entropy}
-    for field, gradient in got.gradients.items():
-        expected = torch.tensor(derivatives.get(field, torch.zeros_like(gradient).tolist()), dtype=torch.float64)
-        gap = float((gradient - expected).abs().max())
-        assert gap <= 1e-12 + 1e-10 * float(expected.abs().max()), f"{label}: gradient of {field} off by {gap}"
+@pytest.mark.parametrize("more", [frozenset(), TOKEN_REWARDS], ids=["", "token rewards"])
+@pytest.mark.parametrize("name", METHODS)
+def test_options_equal_the_reference(name: str, more: frozenset[str]) -> None:
+    compare_options(name, OPTIONS[name], reference, more=more)
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_value_and_gradient_equal_the_reference(name: str) -> None:
-    draw = stream(0, "tests/critic", sum(map(ord, name)))
-    for seed in range(BATCHES):
-        settings = drawn(name, draw) if seed % 4 else {}
-        needs = tepo.objective(name, **settings).needs.batch | ({"token_rewards"} if seed % 2 else set())
-        batch = random_batch(seed, fields=needs, kind=KINDS[seed % len(KINDS)], groups=(4, 3, 2), width=5)
-        outcome = evaluate(tepo.objective(name, **settings), batch)
-        assert_equal(outcome, reference(name, settings, batch), f"{name} {settings}, batch {seed}")
+def test_every_setting_is_tried(name: str) -> None:
+    assert_every_setting_is_tried(name, OPTIONS)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -139,6 +139,16 @@ def test_large_and_offset_rewards(name: str) -> None:
     assert_finite(objective, batch.replace(rewards=batch.rewards + 1e4))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("preference", [-50.0, -2.5, 0.0, 2.5, 50.0])
+def test_a_learned_preference_for_length_is_finite_beside_a_response_without_tokens(
+    preference: float, dtype: torch.dtype
+) -> None:
+    objective = tepo.objective("lambda-grpo", length_preference=preference, length_scale=0.3)
+    for seed in range(7, 200, 24):
+        assert_finite(objective, random_batch(seed, fields=(), kind="empty-row", groups=(4, 3, 2), dtype=dtype))
+
+
 class NoWiderThanFloat32(TorchDispatchMode):
     """Refuses any operation that makes a float64 tensor: some devices (mps) have none."""
 

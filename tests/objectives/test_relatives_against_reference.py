@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import pytest
-from reference_checks import BATCHES, SHARED, Options, assert_equal, batch_for, drawn
+from reference_checks import Options, assert_every_setting_is_tried, compare_defaults, compare_options
 from reference_relatives import METHODS, reference
 
-import tepo
-from tepo.core.seeds import stream
 from tepo.objectives import TokenBatch
-from tepo.testing import evaluate
 
 REDUCERS = ("token-mean", "sequence-mean", "sequence-sum")
 CLIPS: Options = {"clip_low": (0.2, 3e-4, 1.0), "clip_high": (0.28, 4e-4, 1.0), "clip_dual": (None, 1.2, 3.0)}
@@ -87,7 +83,7 @@ OPTIONS: dict[str, Options] = {
 }
 
 
-def fitting(name: str, settings: dict[str, Any], batch: TokenBatch) -> dict[str, Any]:
+def fitting(settings: dict[str, Any], batch: TokenBatch) -> dict[str, Any]:
     """Return the settings that fit the batch: two weights are wrong for one reward."""
     two = batch.rewards is not None and batch.rewards.dim() == 2
     return settings if two or "reward_weights" not in settings else settings | {"reward_weights": None}
@@ -95,29 +91,14 @@ def fitting(name: str, settings: dict[str, Any], batch: TokenBatch) -> dict[str,
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_defaults_equal_the_reference(name: str) -> None:
-    for seed in range(BATCHES):
-        batch = batch_for(name, {}, seed)
-        outcome = evaluate(tepo.objective(name), batch)
-        assert_equal(outcome, reference(name, {}, batch), f"{name}, batch {seed}")
+    compare_defaults(name, reference)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options_equal_the_reference(name: str) -> None:
-    draw = stream(0, "tests/relatives", sum(map(ord, name)))
-    seen: Counter[tuple[str, Any]] = Counter()
-    for seed in range(BATCHES):
-        settings = drawn(OPTIONS[name], draw)
-        seen.update(settings.items())
-        batch = batch_for(name, settings, 1000 + seed)
-        settings = fitting(name, settings, batch)
-        outcome = evaluate(tepo.objective(name, **settings), batch)
-        assert_equal(outcome, reference(name, settings, batch), f"{name} {settings}, batch {1000 + seed}")
-    for key, values in {**OPTIONS[name], **SHARED}.items():
-        assert all(seen[key, value] >= 15 for value in values), f"{name}: {key} was not tried enough: {seen}"
+    compare_options(name, OPTIONS[name], reference, fitting=fitting)
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", METHODS)
 def test_every_setting_is_tried(name: str) -> None:
-    names = {setting.name for setting in tepo.objectives.entry(name).settings}
-    assert names == set(OPTIONS[name]) | set(SHARED)
-    assert set(OPTIONS) == set(METHODS)
+    assert_every_setting_is_tried(name, OPTIONS)

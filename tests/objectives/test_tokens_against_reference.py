@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any
-
 import pytest
-from reference_checks import BATCHES, SHARED, Options, assert_equal, batch_for, drawn
+from reference_checks import Options, assert_equal, assert_every_setting_is_tried, compare_defaults, compare_options
 from reference_tokens import METHODS, Learned, reference
 
-import tepo
-from tepo.core.seeds import stream
-from tepo.testing import Outcome, evaluate
+from tepo.testing import Outcome
 
 CLIPS: Options = {"clip_low": (0.2, 3e-4, 1.0), "clip_high": (0.28, 4e-4, 1.0)}
 DUAL: Options = {"clip_dual": (None, 1.2, 10.0)}
@@ -113,27 +108,14 @@ def compare(got: Outcome, wanted: Learned, label: str) -> None:
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_defaults_equal_the_reference(name: str) -> None:
-    for seed in range(BATCHES):
-        batch = batch_for(name, {}, seed)
-        compare(evaluate(tepo.objective(name), batch), reference(name, {}, batch), f"{name}, batch {seed}")
+    compare_defaults(name, reference, compare)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options_equal_the_reference(name: str) -> None:
-    draw = stream(0, "tests/tokens", sum(map(ord, name)))
-    seen: Counter[tuple[str, Any]] = Counter()
-    for seed in range(BATCHES):
-        settings = drawn(OPTIONS[name], draw)
-        seen.update(settings.items())
-        batch = batch_for(name, settings, 1000 + seed)
-        outcome = evaluate(tepo.objective(name, **settings), batch)
-        compare(outcome, reference(name, settings, batch), f"{name} {settings}, batch {1000 + seed}")
-    for key, values in {**OPTIONS[name], **SHARED}.items():
-        assert all(seen[key, value] >= 15 for value in values), f"{name}: {key} was not tried enough: {seen}"
+    compare_options(name, OPTIONS[name], reference, compare)
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", METHODS)
 def test_every_setting_is_tried(name: str) -> None:
-    names = {setting.name for setting in tepo.objectives.entry(name).settings}
-    assert names == set(OPTIONS[name]) | set(SHARED)
-    assert set(OPTIONS) == set(METHODS)
+    assert_every_setting_is_tried(name, OPTIONS)

@@ -117,7 +117,8 @@ class LengthPreference:
         # A row without tokens has no weight to find, and a softmax over nothing would have no gradient.
         others = torch.where(members, g[:, 1:], torch.where(used, float("-inf"), 0.0))
         total = torch.logsumexp(others, dim=1, keepdim=True)
-        return torch.where(used, count * (g[:, :1] - total).exp(), torch.ones_like(total))
+        own = torch.where(used, g[:, :1], total)  # no exp of what is not among the others: it may be far larger
+        return torch.where(used, count * (own - total).exp(), torch.ones_like(total))
 
     def init_state(self) -> dict[str, Tensor]:
         """Return lambda."""
