@@ -15,7 +15,7 @@ OFFLINE   := HF_HUB_OFFLINE=1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart install test test-all test-peers test-trl test-verl bench docs lint format clean
+.PHONY: help quickstart install test test-all test-peers test-trl test-verl bench performance docs lint format clean
 
 help:  ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,8 +77,17 @@ test-peers: test-trl test-verl  ## our objectives against TRL's and verl's own f
 test-trl test-verl: test-%: .venv-%/.stamp
 	@$(ONE_THREAD) $(OFFLINE) TEPO_PEER=$* .venv-$*/bin/python -m pytest -q -p no:cacheprovider -m peer tests/peers/test_$*.py tests/peers/test_$*_*.py
 
-bench: $(VENV)/.stamp-dev  ## measure speed and memory on this machine
-	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+# Both sides of every comparison run in one environment, TRL's; verl's functions in their own.
+.venv-trl/.stamp-bench: .venv-trl/.stamp requirements/bench.txt
+	@$(call pip,.venv-trl,--no-deps -r requirements/bench.txt)
+	@touch $@
+
+bench: .venv-trl/.stamp-bench .venv-verl/.stamp  ## speed and memory beside the peers'; BENCH=step for one, ARGS='--pairs 3'
+	@for name in $(or $(BENCH),cli objectives scoring update sampling step scaling); do \
+	  echo "== $$name"; .venv-trl/bin/python benchmarks/bench_$$name.py $(ARGS) || exit 1; done
+
+performance: .venv-trl/.stamp  ## put the results of `make bench` into docs/performance.md
+	@.venv-trl/bin/python benchmarks/write_performance.py benchmarks/results/*.json
 
 docs: $(VENV)/.stamp-run  ## write docs/objectives.md anew from the catalogue
 	@$(BIN)/tepo objectives --markdown > docs/.objectives.md && mv docs/.objectives.md docs/objectives.md

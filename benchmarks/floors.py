@@ -162,19 +162,14 @@ def step(
     weight_bytes = sizes.weights * bytes_each
     optimizer_bytes = 7 * 4 * sizes.weights  # AdamW reads weight, gradient and two moments, writes three of them
     sampling = (
-        rates.seconds(prefill)
-        + longest * max(rates.seconds(decode), weight_bytes / rates.bandwidth)
-        + attention / best
+        rates.seconds(prefill) + longest * max(rates.seconds(decode), weight_bytes / rates.bandwidth) + attention / best
     )
     updating = updates * (rates.seconds(learn) + optimizer_bytes / rates.bandwidth) + 3 * attention / best
     return {
         "seconds": sampling + updating,
         "sampling_seconds": sampling,
         "updating_seconds": updating,
-        "operations": operations(prefill)
-        + longest * operations(decode)
-        + updates * operations(learn)
-        + 4 * attention,
+        "operations": operations(prefill) + longest * operations(decode) + updates * operations(learn) + 4 * attention,
         "bytes": longest * weight_bytes + updates * optimizer_bytes,
         "dtype": dtype,
         "rates_gflops": {name: rate / 1e9 for name, rate in rates.found.items() if name != "bandwidth"},

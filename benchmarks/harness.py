@@ -1,4 +1,4 @@
-"""Comparing programs fairly: every measurement in a process of its own, the sides taking turns, ratios with their spread.
+"""Comparing programs fairly: a process for every measurement, sides that take turns, ratios with their spread.
 
 A benchmark is one file. As a parent it describes *cases*, each with *sides* (ours, the peers); `compare` runs every
 side once a round, in an order that turns from round to round, and divides within a round, so that what the machine
@@ -63,7 +63,9 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--pairs", type=int, default=5, help="rounds in which every side runs once (default 5)")
     made.add_argument("--json", type=Path, help="where the result is written (default benchmarks/results/NAME.json)")
-    made.add_argument("--quick", action="store_true", help="tiny shapes, one round: does it run? Its times mean nothing")
+    made.add_argument(
+        "--quick", action="store_true", help="tiny shapes, one round: only to see that it runs"
+    )
     made.add_argument("--only", default="", help="run only the cases whose name contains this text")
     return made
 
