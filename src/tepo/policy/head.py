@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,9 @@ class Post:
     scale: float = 1.0
     cap: float | None = None
 
-    def apply(self, raw: Tensor) -> Tensor:
-        """Return float32-or-better logits from the head's output; always a new tensor."""
-        logits = raw.to(torch.promote_types(raw.dtype, torch.float32), copy=True)
+    def apply(self, raw: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return float32-or-better logits from the head's output, in `out` or in a new tensor."""
+        logits = raw.to(torch.promote_types(raw.dtype, torch.float32), copy=True) if out is None else out.copy_(raw)
         if self.scale != 1.0:
             logits.mul_(self.scale)
         if self.cap is not None:
@@ -51,13 +51,41 @@ class Head:
 
     `dtype` is the precision of its matrix products: parameters and hidden states are cast to it, the parameters once
     a pass. `active` opens the context it computes in (a reference that shares the policy's model switches the
-    adapter off there).
+    adapter off there). `keep_bytes` bounds the raw logits that a plain linear head keeps from the forward to the
+    backward pass instead of computing them again; 0 keeps none. `kernel` "triton" scores by one fused kernel where it
+    covers the head, "torch" always by matrix products in chunks.
     """
 
     module: nn.Module
     post: Post = Post()
     dtype: torch.dtype = torch.float32
     active: Callable[[], AbstractContextManager[Any]] = field(default=nullcontext)
+    keep_bytes: int = 64 << 20
+    kernel: Literal["torch", "triton"] = "torch"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the head is one linear layer and nothing more, so that its products can be written out."""
+        module = self.module
+        hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+        return type(module) is nn.Linear and self.active is nullcontext and not any(hooks)
+
+    def describe(self) -> str:
+        """Return one line that says how tokens are scored, for people."""
+        if isinstance(self.module, Identity):
+            return "dense: the model's own logits, all at once"
+        if not self.is_plain:
+            return (
+                f"chunked: {type(self.module).__name__} through autograd, logits computed again for the backward pass"
+            )
+        if self.kernel == "triton":
+            return "triton: one fused kernel (untested on hardware), chunked where it does not cover a statistic"
+        kept = (
+            f"up to {self.keep_bytes >> 20} MiB of logits kept for the backward pass"
+            if self.keep_bytes
+            else "none kept"
+        )
+        return f"chunked: one linear layer, its products written out, {kept}"
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the parameters of the module, in a fixed order."""

@@ -7,14 +7,15 @@ log p_y, H, sum p^2, sum p^2 log p and KL = sum p (log p - log q). Their gradien
     d H       / dz_j = -p_j (log p_j + H)
     d KL      / dz_j = p_j (log p_j - log q_j - KL)
 
-so the backward pass recomputes a chunk's logits, turns them in place into their own gradient, and goes on through
-the head with autograd; any head module works (tied, with a bias, with an adapter on it). Inside a chunk the float32
-arithmetic runs over blocks of a few rows, which stay in the processor's cache.
+so the backward pass turns a chunk's logits in place into their own gradient, and goes on through the head; any head
+module works (tied, with a bias, with an adapter on it). The logits are computed again for it, except those of a plain
+linear head that fit into `Head.keep_bytes`: they wait. Inside a chunk the float32 arithmetic runs over blocks of a few
+rows (see `logits.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,14 +23,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tepo.policy.blocks import each_block
 from tepo.policy.head import Head
-
-# Below every log-probability whose exponential is not zero, in float64 too: keeps 0 * log 0 at 0 for vocabulary
-# entries that a model sets to -inf.
-_LOWEST = -1e4
-# Logits in one float32 block: about a core's cache on a processor, a few launches on an accelerator.
-_BLOCK_CPU = 1 << 18
-_BLOCK_DEVICE = 1 << 26
+from tepo.policy.logits import gradient, softmax
+from tepo.policy.products import products
 
 
 @dataclass(frozen=True)
@@ -68,68 +65,85 @@ def token_statistics(hidden: Tensor, request: Request) -> TokenStatistics:
     Differentiable in the hidden states and the head's parameters: the log-probability and the full KL always, the
     entropy where `entropy_grad` is set; the other statistics are constants.
     """
-    outputs: tuple[Any, ...] = _HeadStatistics.apply(hidden, request, *request.head.parameters())  # type: ignore[no-untyped-call]
+    head = request.head
+    if head.kernel == "triton" and head.is_plain and not (request.sum_p2 or request.sum_p2_logp or request.reference):
+        from tepo.policy.triton_head import fused_statistics
+
+        logp, entropy = fused_statistics(hidden, request)
+        return TokenStatistics(logp, entropy, None, None, None)
+    keep = torch.is_grad_enabled() and _may_keep(head, request.targets.numel())
+    outputs: tuple[Any, ...] = _HeadStatistics.apply(hidden, request, keep, *head.parameters())  # type: ignore[no-untyped-call]
     return TokenStatistics(*outputs)
 
 
+def _may_keep(head: Head, rows: int) -> bool:
+    """Whether the raw logits of all rows may wait for the backward pass."""
+    return head.is_plain and rows * len(head.parameters()[0]) * head.dtype.itemsize <= head.keep_bytes
+
+
 class _HeadStatistics(torch.autograd.Function):
-    """Chunked statistics whose backward pass recomputes one chunk of logits at a time."""
+    """Chunked statistics; the backward pass uses the kept logits or computes one chunk of them at a time again."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, request: Request, *parameters: Tensor) -> tuple[Tensor | None, ...]:
-        found = _forward(hidden, request, parameters)
+    def forward(ctx: Any, hidden: Tensor, request: Request, keep: bool, *parameters: Tensor) -> tuple[Any, ...]:
+        found, raw = _forward(hidden, request, keep, parameters)
         outputs = (
             found["logp"],
-            found["entropy"] if request.entropy else None,
-            found["sum_p2"] if request.sum_p2 else None,
-            found["sum_p2_logp"] if request.sum_p2_logp else None,
+            found.get("entropy"),
+            found.get("sum_p2"),
+            found.get("sum_p2_logp"),
             found.get("kl_full"),
         )
         constants = [*outputs[2:4], *([] if request.entropy_grad else [outputs[1]])]
         ctx.mark_non_differentiable(*[output for output in constants if output is not None])
         ctx.set_materialize_grads(False)
         ctx.request = request
+        ctx.kept = raw if keep else None
         # Saved, not read from the head later: an optimizer step in between is then an error, not a wrong gradient.
-        ctx.save_for_backward(hidden, found.get("entropy"), found.get("kl_full"), *parameters)
+        ctx.save_for_backward(
+            hidden, found["top"], found["total"], found.get("entropy"), found.get("kl_full"), *parameters
+        )
         return outputs
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         request: Request = ctx.request
-        hidden, entropy, kl, *parameters = ctx.saved_tensors
+        hidden, top, total, entropy, kl, *parameters = ctx.saved_tensors
         grad_logp, grad_entropy, _, _, grad_kl = grads
-        if grad_logp is None:
-            grad_logp = torch.zeros(request.targets.shape, dtype=_wide(hidden), device=hidden.device)
-        upstream = {"logp": grad_logp}
+        upstream = {"logp": torch.zeros_like(top) if grad_logp is None else grad_logp, "top": top, "total": total}
         if grad_entropy is not None:
             upstream |= {"entropy": grad_entropy, "entropy_value": entropy}
         if grad_kl is not None:
             upstream |= {"kl_full": grad_kl, "kl_value": kl}
-        needs_hidden, _, *wanted = ctx.needs_input_grad
-        grad_hidden, grad_parameters = _backward(hidden, request, parameters, upstream, needs_hidden, wanted)
-        return (grad_hidden, None, *grad_parameters)
+        kept, ctx.kept = ctx.kept, None  # overwritten below, so a second backward pass computes them again
+        needs_hidden, _, _, *wanted = ctx.needs_input_grad
+        grad_hidden, grad_parameters = _backward(hidden, request, parameters, upstream, kept, needs_hidden, wanted)
+        return (grad_hidden, None, None, *grad_parameters)
 
 
-def _forward(hidden: Tensor, request: Request, parameters: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    """Return every statistic [N] that the request needs, by name."""
-    leaves = request.head.cast(parameters, differentiable=[False] * len(parameters))
-    reference_leaves = _reference_leaves(request)
-    kept: dict[str, list[Tensor]] = {}
-    for part in _chunks(request):
-        raw = request.head.raw(hidden[part], leaves)
-        reference_raw = _reference_raw(request, part, reference_leaves)
-        targets = request.targets[part]
-        for block in _blocks(raw):
-            other = None if reference_raw is None else reference_raw[block]
-            for name, value in _statistics(raw[block], other, targets[block], request).items():
-                kept.setdefault(name, []).append(value)
-        del raw, reference_raw  # before the next chunk is computed
-    if kept:
-        return {name: torch.cat(values) for name, values in kept.items()}
-    nothing = hidden.new_zeros(0, dtype=_wide(hidden))  # every token of the batch is masked
-    names = ["logp", "entropy", "sum_p2", "sum_p2_logp", *(["kl_full"] if request.reference is not None else [])]
-    return {name: nothing.clone() for name in names}
+def _forward(
+    hidden: Tensor, request: Request, keep: bool, parameters: tuple[Tensor, ...]
+) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Return every statistic [N] that the request needs, by name, and the raw logits of the last chunk."""
+    head = products(request.head, parameters)
+    reference = _reference(request)
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    rows = request.targets.numel()
+    found = {name: hidden.new_empty(rows, dtype=wide) for name in _names(request)}
+    raw = None
+    for part in _chunks(rows, max(rows, 1) if keep else request.chunk):
+        raw = other = None  # before the next chunk is computed
+        raw = head.raw(hidden[part].detach())
+        other = None if reference is None else reference(part)
+        _fold(raw, other, part, request, found)
+    return found, raw
+
+
+def _names(request: Request) -> list[str]:
+    asked = {"entropy": request.entropy, "sum_p2": request.sum_p2, "sum_p2_logp": request.sum_p2_logp}
+    with_reference = ["kl_full"] if request.reference is not None else []
+    return ["logp", "top", "total", *(name for name, wanted in asked.items() if wanted), *with_reference]
 
 
 def _backward(
@@ -137,121 +151,82 @@ def _backward(
     request: Request,
     parameters: list[Tensor],
     upstream: dict[str, Tensor],
+    kept: Tensor | None,
     needs_hidden: bool,
     wanted: list[bool],
 ) -> tuple[Tensor | None, list[Tensor | None]]:
     """Return the gradients in the hidden states and in the head's parameters (None where not wanted)."""
-    leaves = request.head.cast(parameters, differentiable=wanted)
-    reference_leaves = _reference_leaves(request) if "kl_full" in upstream else {}
-    totals = [torch.zeros_like(p) if want else None for p, want in zip(parameters, wanted, strict=True)]
+    head = products(request.head, parameters, wanted)
+    reference = _reference(request) if "kl_full" in upstream else None
     grad_hidden = torch.zeros_like(hidden) if needs_hidden else None
-    for part in _chunks(request):
-        chunk = hidden[part].detach().to(request.head.dtype).requires_grad_(needs_hidden)
-        with torch.enable_grad():
-            raw = request.head.raw(chunk, leaves)
-        logits = raw.detach()
-        _to_gradient(logits, part, upstream, reference_leaves, request)
-        inputs = [*([chunk] if needs_hidden else []), *(leaf for leaf in leaves.values() if leaf.requires_grad)]
-        found = iter(torch.autograd.grad(raw, inputs, logits, allow_unused=True))
-        if grad_hidden is not None:
-            grad_hidden[part] = next(found)
-        for total in totals:
-            if total is not None and (gradient := next(found)) is not None:
-                total.add_(gradient)
-    return grad_hidden, totals
+    rows = request.targets.numel()
+    for part in _chunks(rows, max(rows, 1) if kept is not None else request.chunk):
+        chunk = hidden[part].detach().requires_grad_(needs_hidden)
+        raw = head.raw(chunk) if kept is None else kept
+        other = None if reference is None else reference(part)
+        _to_gradient(raw, other, part, upstream, request)
+        of_hidden = head.push(chunk.detach(), raw, needs_hidden)
+        if grad_hidden is not None and of_hidden is not None:
+            grad_hidden[part] = of_hidden
+        del raw, other  # before the next chunk is computed
+    return grad_hidden, head.totals
 
 
-def _statistics(raw: Tensor, reference_raw: Tensor | None, targets: Tensor, request: Request) -> dict[str, Tensor]:
-    """Return the statistics of one block of raw logits [b, V]."""
-    log_p = _log_softmax(raw, request.head, request.temperature)
-    values = {"logp": log_p.gather(-1, targets[:, None]).squeeze(-1)}
-    if not (request.entropy or request.sum_p2 or request.sum_p2_logp or reference_raw is not None):
-        return values
-    p = log_p.exp()
-    log_p.clamp_(min=_LOWEST)
-    if request.entropy:
-        values["entropy"] = -torch.linalg.vecdot(p, log_p)
-    if reference_raw is not None and request.reference is not None:
-        log_q = _log_softmax(reference_raw, request.reference, request.temperature).clamp_(min=_LOWEST)
-        values["kl_full"] = torch.linalg.vecdot(p, log_p - log_q)
-    if request.sum_p2:
-        values["sum_p2"] = torch.linalg.vecdot(p, p)
-    if request.sum_p2_logp:
-        values["sum_p2_logp"] = torch.linalg.vecdot(p.square(), log_p)
-    return values
+def _fold(raw: Tensor, other_raw: Tensor | None, part: slice, request: Request, found: dict[str, Tensor]) -> None:
+    """Write the statistics of one chunk of raw logits [n, V] into their places."""
+    head, reference, temperature = request.head, request.reference, request.temperature
+    into = {name: value[part] for name, value in found.items()}
+
+    def fold(rows: slice, buffers: list[Tensor]) -> None:
+        one = softmax(head.post.apply(raw[rows], buffers[0]), temperature, *buffers[:2])
+        into["top"][rows], into["total"][rows] = one.top, one.total
+        if other_raw is not None and reference is not None:
+            other = softmax(reference.post.apply(other_raw[rows], buffers[2]), temperature, *buffers[2:])
+            into["kl_full"][rows] = one.kl(other)
+        if request.sum_p2:
+            into["sum_p2"][rows] = one.sum_p2()
+        if request.sum_p2_logp:
+            into["sum_p2_logp"][rows] = one.sum_p2_logp()
+        if request.entropy:
+            into["entropy"][rows] = one.entropy()
+
+    each_block(raw, fold, buffers=2 if other_raw is None else 4)
+    chosen = head.post.apply(raw.gather(-1, request.targets[part, None]).squeeze(-1))
+    into["logp"].copy_(chosen.sub_(into["top"]).div_(temperature).sub_(into["total"].log()))
 
 
 def _to_gradient(
-    raw: Tensor,
-    part: slice,
-    upstream: Mapping[str, Tensor],
-    reference_leaves: dict[str, Tensor],
-    request: Request,
+    raw: Tensor, other_raw: Tensor | None, part: slice, upstream: Mapping[str, Tensor], request: Request
 ) -> None:
     """Turn one chunk's raw logits [n, V] in place into the gradient of sum(upstream * statistics) in them."""
+    post, reference, temperature = request.head.post, request.reference, request.temperature
     targets = request.targets[part]
-    reference_raw = _reference_raw(request, part, reference_leaves) if "kl_full" in upstream else None
-    for block in _blocks(raw):
-        grads = {name: value[part][block] for name, value in upstream.items()}
-        other = None if reference_raw is None else reference_raw[block]
-        _gradient(raw[block], other, targets[block], grads, request)
+    given = {name: value[part] for name, value in upstream.items()}
+
+    def turn(rows: slice, buffers: list[Tensor]) -> None:
+        at = {name: value[rows] for name, value in given.items()}
+        z = post.apply(raw[rows], buffers[0])
+        slope = post.slope(z)
+        one = softmax(z, temperature, *buffers[:2], known=(at["top"], at["total"]))
+        of_entropy = (at["entropy"], at["entropy_value"]) if "entropy" in at else None
+        of_kl = None
+        if other_raw is not None and reference is not None:
+            other = softmax(reference.post.apply(other_raw[rows], buffers[2]), temperature, *buffers[2:])
+            of_kl = (at["kl_full"], at["kl_value"], other)
+        scale = (slope if isinstance(slope, float) else 1.0) / temperature
+        grad = gradient(one, targets[rows], at["logp"], of_entropy, scale, of_kl)
+        raw[rows] = grad if isinstance(slope, float) else grad.mul_(slope)
+
+    each_block(raw, turn, buffers=2 if other_raw is None else 4)
 
 
-def _gradient(
-    raw: Tensor, reference_raw: Tensor | None, targets: Tensor, grads: Mapping[str, Tensor], request: Request
-) -> None:
-    """Overwrite one block of raw logits [b, V] with the gradient in them."""
-    z = request.head.post.apply(raw)
-    slope = request.head.post.slope(z)
-    log_p = z.div_(request.temperature) if request.temperature != 1.0 else z
-    log_p.sub_(log_p.logsumexp(dim=-1, keepdim=True))
-    p = log_p.exp()
-    factor = -grads["logp"][:, None]
-    if "entropy" in grads or "kl_full" in grads:
-        log_p.clamp_(min=_LOWEST)
-    if "entropy" in grads:
-        factor = factor - grads["entropy"][:, None] * (log_p + grads["entropy_value"][:, None])
-    if "kl_full" in grads and reference_raw is not None and request.reference is not None:
-        log_q = _log_softmax(reference_raw, request.reference, request.temperature).clamp_(min=_LOWEST)
-        factor = factor + grads["kl_full"][:, None] * (log_p - log_q - grads["kl_value"][:, None])
-    p.mul_(factor).scatter_add_(-1, targets[:, None], grads["logp"][:, None])
-    if not (isinstance(slope, float) and slope == request.temperature):
-        p.mul_(slope / request.temperature)
-    raw.copy_(p)
-
-
-def _log_softmax(raw: Tensor, head: Head, temperature: float) -> Tensor:
-    """Return log-probabilities [b, V] after temperature; entries at -inf stay there."""
-    z = head.post.apply(raw)
-    if temperature != 1.0:
-        z.div_(temperature)
-    return z.sub_(z.logsumexp(dim=-1, keepdim=True))
-
-
-def _reference_leaves(request: Request) -> dict[str, Tensor]:
-    if request.reference is None:
-        return {}
-    parameters = request.reference.parameters()
-    return request.reference.cast(parameters, differentiable=[False] * len(parameters))
-
-
-def _reference_raw(request: Request, part: slice, leaves: dict[str, Tensor]) -> Tensor | None:
+def _reference(request: Request) -> Callable[[slice], Tensor] | None:
+    """Return what gives the reference's raw logits of a chunk, without gradient."""
     if request.reference is None or request.reference_hidden is None:
         return None
-    with torch.no_grad():
-        return request.reference.raw(request.reference_hidden[part], leaves)
+    head, hidden = products(request.reference, request.reference.parameters()), request.reference_hidden
+    return lambda part: head.raw(hidden[part].detach())
 
 
-def _chunks(request: Request) -> list[slice]:
-    rows = request.targets.numel()
-    return [slice(start, min(start + request.chunk, rows)) for start in range(0, rows, request.chunk)]
-
-
-def _blocks(raw: Tensor) -> list[slice]:
-    rows, vocabulary = raw.shape
-    size = max(1, (_BLOCK_CPU if raw.device.type == "cpu" else _BLOCK_DEVICE) // vocabulary)
+def _chunks(rows: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
-
-
-def _wide(hidden: Tensor) -> torch.dtype:
-    return torch.promote_types(hidden.dtype, torch.float32)

@@ -1,0 +1,107 @@
+"""The matrix products of a head, forward and backward, one chunk of tokens at a time.
+
+A plain linear head has its products written out: logits go into memory that is used again, and the weight's gradient is
+summed in the parameters' own precision a slice of the vocabulary at a time, while the slice is in the cache. Any other
+head (an adapter on it, hooks) goes through autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tepo.policy.head import Head
+
+# Vocabulary entries whose share of the weight's gradient is held beside the sum.
+_SLICE = 8192
+
+
+class LinearProducts:
+    """A plain linear head. `totals` are the gradients summed so far, in the order of the parameters."""
+
+    def __init__(self, head: Head, parameters: Sequence[Tensor], wanted: Sequence[bool]) -> None:
+        self._dtype = head.dtype
+        self._weight, self._bias = [*(parameter.detach().to(head.dtype) for parameter in parameters), None][:2]
+        self._logits: Tensor | None = None
+        self.totals = _zeros(parameters, wanted)
+
+    def raw(self, hidden: Tensor) -> Tensor:
+        """Return the head's output [n, V], which holds until the next call."""
+        assert self._weight is not None
+        rows = len(hidden)
+        if self._logits is None or len(self._logits) < rows:
+            self._logits = hidden.new_empty(rows, len(self._weight), dtype=self._dtype)
+        out = self._logits[:rows]
+        hidden = hidden.to(self._dtype)
+        with torch.autocast(hidden.device.type, enabled=False):
+            if self._bias is None:
+                return torch.mm(hidden, self._weight.t(), out=out)
+            return torch.addmm(self._bias, hidden, self._weight.t(), out=out)
+
+    def push(self, hidden: Tensor, grad: Tensor, needs_hidden: bool) -> Tensor | None:
+        """Add to the parameters' gradients, and return the hidden states', from the gradient in the output."""
+        assert self._weight is not None
+        of_weight, of_bias = [*self.totals, None][:2]
+        if of_bias is not None:
+            of_bias.add_(grad.sum(0, dtype=of_bias.dtype))
+        with torch.autocast(hidden.device.type, enabled=False):
+            if of_weight is not None:
+                _add_product(of_weight, grad, hidden.to(self._dtype))
+            return grad @ self._weight if needs_hidden else None
+
+
+class AutogradProducts:
+    """Any head. `totals` are the gradients summed so far, in the order of the parameters."""
+
+    def __init__(self, head: Head, parameters: Sequence[Tensor], wanted: Sequence[bool]) -> None:
+        self._head = head
+        self._leaves = head.cast(parameters, differentiable=wanted)
+        self._graph: tuple[Tensor, Tensor] | None = None
+        self.totals = _zeros(parameters, wanted)
+
+    def raw(self, hidden: Tensor) -> Tensor:
+        """Return the head's output [n, V]; `push` goes back through this call."""
+        self._graph = None  # before the next chunk is computed
+        if not any(leaf.requires_grad for leaf in self._leaves.values()) and not hidden.requires_grad:
+            return self._head.raw(hidden, self._leaves)
+        with torch.enable_grad():
+            chunk = hidden.detach().to(self._head.dtype).requires_grad_(hidden.requires_grad)
+            raw = self._head.raw(chunk, self._leaves)
+        self._graph = chunk, raw
+        return raw.detach()
+
+    def push(self, hidden: Tensor, grad: Tensor, needs_hidden: bool) -> Tensor | None:
+        """Add to the parameters' gradients, and return the hidden states', from the gradient in the output."""
+        assert self._graph is not None
+        chunk, raw = self._graph
+        inputs = [*([chunk] if needs_hidden else []), *(leaf for leaf in self._leaves.values() if leaf.requires_grad)]
+        found = iter(torch.autograd.grad(raw, inputs, grad, allow_unused=True))
+        of_hidden = next(found) if needs_hidden else None
+        for total in self.totals:
+            if total is not None and (gradient := next(found)) is not None:
+                total.add_(gradient)
+        return of_hidden
+
+
+def products(
+    head: Head, parameters: Sequence[Tensor], wanted: Sequence[bool] | None = None
+) -> LinearProducts | AutogradProducts:
+    """Return the products of a head; `wanted` says which parameters get a gradient, none by default."""
+    chosen = LinearProducts if head.is_plain else AutogradProducts
+    return chosen(head, parameters, [False] * len(parameters) if wanted is None else wanted)
+
+
+def _zeros(parameters: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor | None]:
+    return [torch.zeros_like(p) if want else None for p, want in zip(parameters, wanted, strict=True)]
+
+
+def _add_product(total: Tensor, grad: Tensor, hidden: Tensor) -> None:
+    """Add grad.T @ hidden to a total [V, D] in the total's precision."""
+    if total.dtype == grad.dtype:
+        total.addmm_(grad.t(), hidden)
+        return
+    for start in range(0, len(total), _SLICE):
+        rows = slice(start, start + _SLICE)
+        total[rows].add_(torch.mm(grad[:, rows].t(), hidden))
