@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import sys
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 import tepo
-from tepo.objectives import Objective, entry
+from tepo.objectives import KL, Objective, OnPolicyRows, PPOClip, SequenceKLPenalty, entry
 from tepo.objectives.catalogue import METHODS
 
 NINE = ["tepo", "tepo-markov", "grpo", "dapo", "dr-grpo", "gspo", "gspo-token", "reinforce", "rloo"]
@@ -83,13 +84,15 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("tepo", {"kl_estimator": 3}, "kl_estimator=3, expected one of 'k1', 'abs', 'k2', 'k3', 'k3-old', 'full'"),
     ("tepo", {"kl_estimator": "full"}, "the old policy's distribution is not kept; use kl_target='reference'"),
     ("dr-grpo", {"max_length": 8.5}, "max_length=8.5, expected int"),
-    ("dr-grpo", {"max_length": 0}, "constant=0: expected a number > 0"),
-    ("dapo", {"clip_low": -0.1}, "clip_low=-0.1, clip_high=0.28: expected numbers >= 0"),
+    ("dr-grpo", {"max_length": 0}, "objective 'dr-grpo': max_length=0, expected a finite number >= 1"),
+    ("dapo", {"clip_low": -0.1}, "objective 'dapo': clip_low=-0.1, expected a finite number >= 0"),
+    ("tepo", {"kl_coef": -1.0}, "objective 'tepo': kl_coef=-1.0, expected a finite number >= 0"),
+    ("gdpo", {"reward_weights": (1.0, float("inf"))}, "reward_weights=(1.0, inf), expected a finite number"),
     ("dapo", {"clip_dual": 1.0}, "clip_dual=1.0: expected a number > 1, or None"),
     ("dapo", {"log_ratio_clamp": 0.0}, "log_ratio_clamp=0.0: expected a number > 0"),
-    ("dapo", {"importance_weight": "mask", "importance_cap": 0.5}, "importance_cap=0.5: expected a number >= 1"),
-    ("dapo", {"advantage_eps": -1e-6}, "eps=-1e-06 added to the standard deviation: expected a number >= 0"),
-    ("grpo", {"kl_adapt_to": 0.0}, "target=0.0 of an adaptive KL coefficient: expected a number of nats > 0"),
+    ("dapo", {"importance_weight": "mask", "importance_cap": 0.5}, "importance_cap=0.5, expected a finite number >= 1"),
+    ("dapo", {"advantage_eps": -1e-6}, "advantage_eps=-1e-06, expected a finite number >= 0"),
+    ("grpo", {"kl_adapt_to": 0.0}, "kl_adapt_to=0.0: expected a number of nats > 0, or none"),
 ]
 
 
@@ -97,6 +100,52 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 def test_wrong_input_is_an_error_that_names_it(name: str, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(tepo.InputError, match=re.escape(words)):
         tepo.objective(name, **settings)
+
+
+MAY_BE_NEGATIVE = {
+    *(
+        "covariance_low",
+        "covariance_high",
+        "gate",
+        "length_preference",
+        "missing_eos",
+        "p",
+        "p_end",
+        "reward_weights",
+        "seed",
+    ),
+}
+
+
+@pytest.mark.parametrize("item", tepo.objectives(), ids=lambda item: item.name)
+def test_numbers_that_no_formula_means_are_refused_by_the_setting_s_name(item: Any) -> None:
+    for setting in item.settings:
+        if not re.search(r"float|int", setting.type):
+            continue
+        wrong = [math.nan, math.inf, -math.inf] if "float" in setting.type else []
+        wrong += [] if setting.name in MAY_BE_NEGATIVE else [-1]
+        for value in wrong:
+            given = (1.0, value) if setting.type.startswith("list") else value
+            with pytest.raises(
+                tepo.InputError, match=rf"^objective '{re.escape(item.name)}': {setting.name}=.*expected"
+            ):
+                tepo.objective(item.name, **{setting.name: given})
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"regularizers": (KL(-1.0),)}, "objective 'mine': KL: coef=-1.0, expected a number >= 0"),
+        ({"regularizers": (KL(math.nan),)}, "objective 'mine': KL: coef=nan, expected a number"),
+        ({"surrogate": OnPolicyRows(PPOClip(math.nan), 1.0)}, "OnPolicyRows: PPOClip: low=nan, expected a number"),
+        ({"shaping": (SequenceKLPenalty(-0.1),)}, "SequenceKLPenalty: coef=-0.1, expected a number >= 0"),
+        ({"ptx_coef": -1.0}, "objective 'mine': ptx_coef=-1.0, expected a number >= 0"),
+    ],
+    ids=str,
+)
+def test_composed_parts_are_held_to_the_same(parts: dict[str, Any], words: str) -> None:
+    with pytest.raises(tepo.InputError, match=re.escape(words)):
+        Objective("mine", **parts)
 
 
 def test_an_integer_is_a_float_and_a_setting_reaches_the_composition() -> None:

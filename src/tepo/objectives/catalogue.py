@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tepo.core.errors import InputError, nearest
+from tepo.objectives.checks import fits
 from tepo.objectives.described import DecodingOption, Described
-from tepo.objectives.method import Method, Setting, fits
+from tepo.objectives.method import Method, Setting
 from tepo.objectives.objective import Needs, Objective
 from tepo.objectives.papers.cispo import CISPO
 from tepo.objectives.papers.clip_cov import ClipCov, KLCov
@@ -160,7 +161,13 @@ def entry(name: str) -> Entry:
     kind = type(chosen)
     hints = typing.get_type_hints(kind)
     settings = tuple(
-        Setting(item.name, words(hints[item.name]), item.default, **item.metadata) for item in dataclasses.fields(kind)
+        Setting(
+            item.name,
+            words(hints[item.name]),
+            item.default,
+            **{key: item.metadata[key] for key in ("help", "source", "status")},
+        )
+        for item in dataclasses.fields(kind)
     )
     composed = chosen.compose()
     summary = (kind.__doc__ or "").splitlines()[0]

@@ -17,6 +17,7 @@ from tepo.core.errors import InputError, nearest
 from tepo.objectives.advantages import Advantage, GroupNormalized, LeaveOneOut
 from tepo.objectives.baselines import BestOfGroup, LengthWeightedBaseline, SignalRescaled
 from tepo.objectives.catalogue import METHODS, method
+from tepo.objectives.checks import check_value
 from tepo.objectives.covariance import CovarianceBand, CovarianceKernel, TopCovariance
 from tepo.objectives.detached_surrogates import CappedWeight, DivergenceMask, GammaWeight
 from tepo.objectives.entropies import EntropyBonusAdvantage, EntropyChangeWeights, ProgressGate, TopEntropy
@@ -28,7 +29,6 @@ from tepo.objectives.entropy_rewards import (
     TokenEntropy,
 )
 from tepo.objectives.max_entropy import DualAscent, SoftBaseline, Steps, TemperedEntropy, Tuner
-from tepo.objectives.method import check_value
 from tepo.objectives.objective import Objective
 from tepo.objectives.ratios import (
     AnnealedHolderRatio,

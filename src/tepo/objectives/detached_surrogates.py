@@ -34,7 +34,9 @@ class CappedWeight:
 
     def __post_init__(self) -> None:
         if not self.high > 0 or (self.low is not None and self.low >= self.high):
-            raise InputError(f"the ratio's weight between {self.low} and {self.high}: expected low < high, high > 0")
+            raise InputError(
+                f"clip_low={self.low}, clip_high={self.high} of a capped weight: expected low < high, high > 0"
+            )
 
     @property
     def fine(self) -> bool:
@@ -97,7 +99,9 @@ class DivergenceMask:
 
     def __post_init__(self) -> None:
         if not min(self.low, self.high) >= 0 or not self.cap >= 1:
-            raise InputError(f"threshold low={self.low}, high={self.high}, cap={self.cap}: expected >= 0, cap >= 1")
+            raise InputError(
+                f"threshold_low={self.low}, threshold_high={self.high}, ratio_cap={self.cap}: expected >= 0, cap >= 1"
+            )
 
     @property
     def fine(self) -> bool:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import types
 import typing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeVar
 
-from tepo.core.errors import InputError, nearest
 from tepo.objectives.advantages import GroupNormalized
+from tepo.objectives.checks import check_number, check_value
 from tepo.objectives.objective import Objective
 from tepo.objectives.regularizers import EntropyBonus, Regularizer
 from tepo.objectives.selectors import InformativeGroups, NotTruncated, Selector
@@ -21,9 +19,9 @@ T = TypeVar("T")
 Status = Literal["confirmed", "inferred", "experimental"]
 
 
-def setting(default: T, text: str, source: str, status: Status = "confirmed") -> T:
-    """Declare a field of a method: its default, what it does, and where the default comes from."""
-    return field(default=default, metadata={"help": text, "source": source, "status": status})
+def setting(default: T, text: str, source: str, status: Status = "confirmed", *, lowest: float = 0.0) -> T:
+    """Declare a field of a method: its default, what it does, where the default comes from, its smallest number."""
+    return field(default=default, metadata={"help": text, "source": source, "status": status, "lowest": lowest})
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class Method:
         "correct for a sampler that differs from the scorer; needs rollout_logp",
         "ours: the samplers agree",
     )
-    importance_cap: float = setting(2.0, "cap of the importance weight", "open-instruct: 2")
+    importance_cap: float = setting(2.0, "cap of the importance weight", "open-instruct: 2", lowest=1)
     off_policy_mask: float | None = setting(
         None,
         "leave out responses with A < 0 that lost more than this many nats a token since they were sampled",
@@ -81,7 +79,9 @@ class Method:
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))
         for item in dataclasses.fields(self):
-            check_value(f"objective {self.name!r}", item.name, getattr(self, item.name), hints[item.name])
+            where, value = f"objective {self.name!r}", getattr(self, item.name)
+            check_value(where, item.name, value, hints[item.name])
+            check_number(where, item.name, value, item.metadata["lowest"])
 
     def compose(self) -> Objective:
         """Return the objective these settings stand for."""
@@ -135,30 +135,3 @@ class GroupMethod(Method):
     def normalized(self) -> GroupNormalized:
         """Return the group-normalised advantage."""
         return GroupNormalized(eps=self.advantage_eps)
-
-
-def check_value(where: str, name: str, value: Any, hint: Any) -> None:
-    """Raise `InputError` unless `value` fits the annotation (numbers, bools, literals, tuples and unions of them)."""
-    if fits(value, hint):
-        return
-    if typing.get_origin(hint) is Literal:
-        choices = typing.get_args(hint)
-        expected = f"one of {', '.join(map(repr, choices))}." + nearest(str(value), map(str, choices))
-    else:
-        expected = getattr(hint, "__name__", str(hint))
-    raise InputError(f"{where}: {name}={value!r}, expected {expected}")
-
-
-def fits(value: Any, hint: Any) -> bool:
-    """Whether a value fits a simple annotation; an int is a float, a bool is neither."""
-    origin = typing.get_origin(hint)
-    if origin is Literal:
-        return value in typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(fits(value, part) for part in typing.get_args(hint))
-    if origin is tuple:  # tuple[float, ...]; TOML gives a list
-        return isinstance(value, tuple | list) and all(fits(item, typing.get_args(hint)[0]) for item in value)
-    if hint in (float, int):
-        number = isinstance(value, int if hint is int else int | float)
-        return number and not isinstance(value, bool) and not math.isnan(value)
-    return isinstance(value, hint)

@@ -21,6 +21,7 @@ from tepo.objectives.batch import (
     group_index,
     require,
 )
+from tepo.objectives.checks import check_parts
 from tepo.objectives.metrics import policy_metrics
 from tepo.objectives.ratios import Ratio, TokenRatio, TunedRatio
 from tepo.objectives.reducers import Reducer, TokenMean
@@ -140,6 +141,7 @@ class Objective:
         names = [regularizer.name for regularizer in self.regularizers]
         if len(set(names)) < len(names) or "policy" in names:
             raise InputError(f"regularizers are named {names}: names must differ from each other and from 'policy'")
+        check_parts(self, f"objective {self.name!r}")
         if not self.log_ratio_clamp > 0:
             raise InputError(f"log_ratio_clamp={self.log_ratio_clamp}: expected a number > 0")
         state = self.init_state()

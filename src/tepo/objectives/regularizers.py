@@ -166,7 +166,7 @@ class AdaptiveCoefficient:
 
     def __post_init__(self) -> None:
         if not self.target > 0:
-            raise InputError(f"target={self.target} of an adaptive KL coefficient: expected a number of nats > 0")
+            raise InputError(f"kl_adapt_to={self.target}: expected a number of nats > 0, or none")
 
     def __call__(self, coef: Tensor, kl: float) -> Tensor:
         """Return the next coefficient."""

@@ -131,7 +131,7 @@ class Rejection:
 
     def __post_init__(self) -> None:
         if not 0 <= self.low <= 1 <= self.high:
-            raise InputError(f"accepted ratios from {self.low} to {self.high}: expected 0 <= low <= 1 <= high")
+            raise InputError(f"accept_low={self.low}, accept_high={self.high}: expected 0 <= low <= 1 <= high")
 
     @property
     def fine(self) -> bool:

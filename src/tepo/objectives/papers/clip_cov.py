@@ -15,6 +15,7 @@ generator's; ours is a function of `seed`, row id and place. Clip-Cov has no dua
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tepo.objectives.covariance import CovarianceBand, TopCovariance
@@ -41,9 +42,9 @@ class ClipCov(GroupMethod):
     clip_low: float = setting(1.0, "lower clip of the ratio", "recipe: 1")
     clip_high: float = setting(1.0, "upper clip of the ratio", "recipe: 1")
     clip_fraction: float = setting(2e-4, "share of the tokens that is let go of, at least one token", "recipe: 2e-4")
-    covariance_low: float = setting(1.0, "covariance above which a token may be drawn", "recipe: 1")
-    covariance_high: float = setting(5.0, "covariance below which a token may be drawn", "recipe: 5")
-    seed: int = setting(0, "seed of the draw", "ours")
+    covariance_low: float = setting(1.0, "covariance above which a token may be drawn", "recipe: 1", lowest=-math.inf)
+    covariance_high: float = setting(5.0, "covariance below which a token may be drawn", "recipe: 5", lowest=-math.inf)
+    seed: int = setting(0, "seed of the draw", "ours", lowest=-math.inf)
 
     def compose(self) -> Objective:
         """Return the composition."""

@@ -7,8 +7,9 @@
 Experimental. Known, from secondary readings: the two roles, the log-ratio as a reward, importance reweighting of the
 large policy by pi_large / pi_small. Ours: the mean over the response, alpha, where the reward enters (before the group
 is normalised), and that the cross-policy ratio is a truncated weight beside a clip against the large policy's own old
-values, since a clip against the small one would cut nearly every token. The paper's down-sampling of rollouts by a
-combined score is not here. Pitfall: in a group whose task rewards all agree, the normalisation blows the distillation
+values, since a clip against the small one would cut nearly every token. Not here: the paper's
+down-sampling of rollouts by a combined score, since the public record tells neither the score nor how many rollouts
+stay. Pitfall: in a group whose task rewards all agree, the normalisation blows the distillation
 reward alone up to variance 1. The small policy is the run's model; `partner.path` names the large one.
 """
 

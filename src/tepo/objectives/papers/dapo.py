@@ -42,7 +42,9 @@ class DAPO(GroupMethod):
     overlong_length: int | None = setting(
         None, "longest response, in tokens: nearing it costs up to overlong_penalty; none: no punishment", "ours: off"
     )
-    overlong_cache: int = setting(4096, "tokens before overlong_length over which the punishment grows", "section 4.1")
+    overlong_cache: int = setting(
+        4096, "tokens before overlong_length over which the punishment grows", "section 4.1", lowest=1
+    )
     overlong_penalty: float = setting(1.0, "punishment at overlong_length and beyond", "eq. 13: 1")
 
     def compose(self) -> Objective:

@@ -34,6 +34,7 @@ class DrGRPO(Method):
         3000,
         "the constant K: the longest response allowed (the trainer sets sampling.max_tokens)",
         "authors' code",
+        lowest=1,
     )
 
     def compose(self) -> Objective:

@@ -14,6 +14,7 @@ start), the number of buckets, the sum, and that it never turns an advantage rou
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tepo.objectives.entropies import ProgressGate
@@ -36,9 +37,11 @@ class ERPO(GroupMethod):
     status = "experimental"
     notes = "The public record names the parts; how they are put together is ours."
 
-    gate: float = setting(5.0, "gamma: how sharply the gate opens with entropy", "third-party notes", "experimental")
+    gate: float = setting(
+        5.0, "gamma: how sharply the gate opens with entropy", "third-party notes", "experimental", lowest=-math.inf
+    )
     progress: float = setting(0.2, "eta: size of the token term; 0 is DAPO", "third-party notes", "experimental")
-    buckets: int = setting(10, "equal stretches of a response to normalise in", "ours", "experimental")
+    buckets: int = setting(10, "equal stretches of a response to normalise in", "ours", "experimental", lowest=1)
     clip_low: float = setting(0.2, "lower clip of the ratio", "DAPO", "inferred")
     clip_high: float = setting(0.28, "upper clip of the ratio", "DAPO", "inferred")
     clip_dual: float | None = setting(None, "dual clip for A < 0", "DAPO", "inferred")

@@ -11,6 +11,7 @@ whiten="none" this is GRPO.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,7 +37,9 @@ class GDPO(GroupMethod):
     formula = "Aᵢ = whiten(Σₖ wₖ(Rᵢₖ - meanₖ)/stdₖ),  J = reduce( min(rᵢₜAᵢ, clip(rᵢₜ, 1-ε₋, 1+ε₊)Aᵢ) )"
     status = "confirmed"
 
-    reward_weights: tuple[float, ...] | None = setting(None, "w, one number a reward; none: 1 each", "TRL, verl: 1")
+    reward_weights: tuple[float, ...] | None = setting(
+        None, "w, one number a reward; none: 1 each", "TRL, verl: 1", lowest=-math.inf
+    )
     whiten: Literal["responses", "tokens", "none"] = setting(
         "responses", "over what the sum is whitened within the rollout batch", "paper, TRL: responses (verl: tokens)"
     )

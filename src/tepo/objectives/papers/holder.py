@@ -34,9 +34,13 @@ class Holder(GroupMethod):
     formula = "J = 1/G Σᵢ min(hᵢAᵢ, clip(hᵢ, 1-ε₋, 1+ε₊)Aᵢ),  hᵢ = (1/Lᵢ Σₜ rᵢₜᵖ)^(1/p),  p: 2 → -2"
     status = "confirmed"
 
-    p: float = setting(2.0, "exponent at the start; 1: arithmetic mean, 0: geometric mean", "authors' script: 2")
-    p_end: float | None = setting(-2.0, "exponent at the end; none: it stays", "authors' script: -2")
-    p_updates: int = setting(4000, "optimizer updates from p to p_end", "authors' script: 500 batches of 8 updates")
+    p: float = setting(
+        2.0, "exponent at the start; 1: arithmetic mean, 0: geometric mean", "authors' script: 2", lowest=-math.inf
+    )
+    p_end: float | None = setting(-2.0, "exponent at the end; none: it stays", "authors' script: -2", lowest=-math.inf)
+    p_updates: int = setting(
+        4000, "optimizer updates from p to p_end", "authors' script: 500 batches of 8 updates", lowest=1
+    )
     clip: Literal["sequence", "token"] = setting(
         "sequence", "what is clipped: the mean, or each token", "authors' code"
     )

@@ -14,6 +14,7 @@ GRPO-lambda (arXiv 2510.00194).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tepo.objectives.method import GroupMethod, Paper, setting
@@ -33,7 +34,9 @@ class LambdaGRPO(GroupMethod):
     formula = "J = 1/Σᵢ Lᵢ Σᵢ fᵢ Σₜ min(rᵢₜAᵢ, clip(rᵢₜ)Aᵢ),  fᵢ = G·softmax((1 + ρzᵢ)^λ)"
     status = "inferred"
 
-    length_preference: float = setting(0.0, "lambda, or where it starts", "paper, by a re-implementation: 0")
+    length_preference: float = setting(
+        0.0, "lambda, or where it starts", "paper, by a re-implementation: 0", lowest=-math.inf
+    )
     learn: bool = setting(True, "learn lambda with the policy; false keeps it", "paper")
     length_scale: float = setting(1 / 9, "rho: how far lengths move the weights", "paper, by a re-implementation: 1/9")
     clip_low: float = setting(0.2, "lower clip of the ratio", "DAPO", "inferred")

@@ -44,7 +44,9 @@ class PPOClipped(GroupMethod):
     scope: Literal["mini", "group"] = setting(
         "mini", "whose tokens divide, with the token mean: the mini-batch's or each group's", "verl, TRL: mini"
     )
-    max_length: int = setting(1, "constant that divides with sequence-sum, e.g. the longest response", "ours: none")
+    max_length: int = setting(
+        1, "constant that divides with sequence-sum, e.g. the longest response", "ours: none", lowest=1
+    )
     empty_rows: Literal["skip", "count"] = setting(
         "skip", "whether a response without tokens counts in a mean over responses", "verl: skip (TRL: count)"
     )

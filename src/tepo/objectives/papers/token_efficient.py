@@ -15,6 +15,7 @@ and only where credit is not 0. Not Stable GRPO nor Serial-Group GRPO, which sha
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tepo.objectives.method import GroupMethod, Method, Paper, setting
@@ -41,8 +42,8 @@ class SGRPO(GroupMethod):
 
     probability: float = setting(0.4, "chance of a token to be used", "abstract: 30 to 50 %", "inferred")
     always: int = setting(0, "the first tokens of a response that are always used", "from memory", "experimental")
-    most: int | None = setting(None, "at most this many tokens of a response", "from memory", "experimental")
-    seed: int = setting(0, "seed of the draw", "ours")
+    most: int | None = setting(None, "at most this many tokens of a response", "from memory", "experimental", lowest=1)
+    seed: int = setting(0, "seed of the draw", "ours", lowest=-math.inf)
     clip_low: float = setting(0.2, "lower clip of the ratio", "GRPO", "inferred")
     clip_high: float = setting(0.2, "upper clip of the ratio", "GRPO", "inferred")
     kl_coef: float = setting(0.0, "coefficient of the KL to the reference", "ours: none", "inferred")

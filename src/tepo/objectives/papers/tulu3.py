@@ -12,6 +12,7 @@ open-instruct's as its script had them, from memory.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tepo.objectives.method import Paper, setting
@@ -32,7 +33,10 @@ class Tulu3RLVR(PPO):
     kl_coef: float = setting(0.05, "coefficient of the KL in the reward; 0 removes it", "Tulu 3 documentation: 0.05")
     verified_reward: float = setting(10.0, "reward of a verified answer", "paper: 10")
     missing_eos: float | None = setting(
-        -10.0, "reward of a response cut at the length limit, in place of its own; None: its own", "open-instruct: -10"
+        -10.0,
+        "reward of a response cut at the length limit, in place of its own; None: its own",
+        "open-instruct: -10",
+        lowest=-math.inf,
     )
 
     def shaping(self) -> tuple[Shaping, ...]:
