@@ -66,6 +66,27 @@ def test_the_invariance_matrix_of_both() -> None:
     check_objective(small.partner)
 
 
+@pytest.mark.parametrize("size", [1000.0, -1000.0, 0.02])
+def test_extremes_of_the_partner_stay_finite(size: float) -> None:
+    """One token far off, or 8192 tokens a little off, of the policy's own and of the sampling policy's log-probs."""
+    large = tepo.objective("codistill-grpo").partner
+    assert large is not None
+    tokens = 8192 if abs(size) < 1 else 3
+    shift = torch.full((3, tokens), size) if abs(size) < 1 else torch.tensor([[size, 0, 0], [0, 0, -size], [0, 0, 0]])
+    old = torch.full((3, tokens), -1.0)
+    batch = TokenBatch(
+        logp=old + shift,
+        old_logp=old,
+        rollout_logp=old - shift,
+        mask=torch.tensor([[True], [True], [False]]).expand(3, tokens),
+        rewards=torch.tensor([1.0, 0.0, 1.0]),
+        group=torch.zeros(3, dtype=torch.long),
+    )
+    outcome = evaluate(large, batch)
+    assert bool(torch.isfinite(outcome.loss))
+    assert all(bool(torch.isfinite(value).all()) for value in outcome.gradients.values())
+
+
 def test_the_distillation_reward_by_hand() -> None:
     batch = TokenBatch(
         logp=torch.zeros(3, 3),

@@ -260,20 +260,10 @@ def estimate_kl(d: Tensor, estimator: Estimator) -> Tensor:
             raise InputError(f"estimator {estimator!r} does not come from log-probs")
 
 
-@dataclass(frozen=True)
-class EntropyBonus:
-    """-coef * mean entropy: a reward for staying undecided. Needs the entropy's gradient from the scorer."""
+class FixedTerm:
+    """What a regulariser on every token has in common with others whose coefficient nothing tunes on the way."""
 
     coef: float
-    name: str = "entropy_bonus"
-    norm: Literal["all", "masked"] = "all"
-    current: ClassVar[bool] = False
-    needs: ClassVar[frozenset[str]] = frozenset({"entropy"})
-    scores: ClassVar[frozenset[str]] = frozenset({"entropy", "entropy_grad"})
-
-    def values(self, batch: TokenBatch, clamp: float) -> Tensor:
-        """Return -H of every token."""
-        return -require(batch, "entropy", "the entropy bonus")
 
     def tokens(self, batch: TokenBatch) -> Tensor:
         """Return the mask itself."""
@@ -290,3 +280,19 @@ class EntropyBonus:
     def update(self, state: State, metrics: Mapping[str, float]) -> dict[str, Tensor]:
         """Nothing changes on the way."""
         return {}
+
+
+@dataclass(frozen=True)
+class EntropyBonus(FixedTerm):
+    """-coef * mean entropy: a reward for staying undecided. Needs the entropy's gradient from the scorer."""
+
+    coef: float
+    name: str = "entropy_bonus"
+    norm: Literal["all", "masked"] = "all"
+    current: ClassVar[bool] = False
+    needs: ClassVar[frozenset[str]] = frozenset({"entropy"})
+    scores: ClassVar[frozenset[str]] = frozenset({"entropy", "entropy_grad"})
+
+    def values(self, batch: TokenBatch, clamp: float) -> Tensor:
+        """Return -H of every token."""
+        return -require(batch, "entropy", "the entropy bonus")

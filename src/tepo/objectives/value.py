@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -11,12 +10,12 @@ from torch import Tensor
 
 from tepo.core.errors import InputError
 from tepo.objectives.batch import TokenBatch, require
-from tepo.objectives.regularizers import State
+from tepo.objectives.regularizers import FixedTerm
 from tepo.objectives.sums import Sums, over
 
 
 @dataclass(frozen=True)
-class ValueLoss:
+class ValueLoss(FixedTerm):
     """coef * reduce(0.5 max((v - R)^2, (clip(v, v_old - c, v_old + c) - R)^2)): PPO's clipped value loss.
 
     v the critic's current value, v_old the one before the updates, R = advantage before whitening + v_old. Where the
@@ -46,22 +45,6 @@ class ValueLoss:
         bounded = old + (values - old).clamp(-self.clip, self.clip)
         clipped = (bounded - returns.detach()) ** 2
         return 0.5 * torch.where(clipped > plain, clipped, plain)
-
-    def tokens(self, batch: TokenBatch) -> Tensor:
-        """Return the mask itself."""
-        return batch.mask
-
-    def coefficient(self, state: State) -> Tensor | float:
-        """Return the fixed coefficient."""
-        return self.coef
-
-    def init_state(self) -> dict[str, Tensor]:
-        """Nothing changes on the way."""
-        return {}
-
-    def update(self, state: State, metrics: Mapping[str, float]) -> dict[str, Tensor]:
-        """Nothing changes on the way."""
-        return {}
 
 
 def foresight(returns: Tensor, advantage: Tensor, mask: Tensor) -> Sums:
