@@ -46,8 +46,7 @@ def in_mask(values: Tensor, batch: TokenBatch) -> list[float]:
 # --- the first: lengths 3, 4, 1; advantages 1, -1, 0.5 ------------------------------------------------------------
 
 
-@pytest.fixture
-def first() -> TokenBatch:
+def first_batch() -> TokenBatch:
     return TokenBatch(
         logp=padded([-0.8, -0.6, -1.2], [-0.3, -1.9, -0.7, -0.5], [-0.1]),
         old_logp=padded([-1.0, -0.5, -2.0], [-0.2, -1.5, -0.7, -0.9], [-0.4]),
@@ -56,6 +55,11 @@ def first() -> TokenBatch:
         mask=mask_of(3, 4, 1),
         advantage=torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64),
     )
+
+
+@pytest.fixture
+def first() -> TokenBatch:
+    return first_batch()
 
 
 TEPO_WITHOUT_MARGIN = {"clip_dual": 3.0, "entropy_margin": 0.0, "kl_coef": 1.0}

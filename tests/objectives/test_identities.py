@@ -178,19 +178,23 @@ def test_unclipped_tepo_has_the_coefficient_a_s_over_n_at_every_token(seed: int)
 def test_credit_is_the_central_difference_of_the_loss(name: str) -> None:
     """Later updates only: on the first one the old policy is the current one and would move along."""
     settings = {"kl_coef": 0.5} if name == "grpo" else {}
-    objective = tepo.objective(name, **settings)
-    step = 1e-6
     for seed in range(2):
-        later = steady_batch(objective, seed, rounded=None)
-        credit = tepo.credit(objective, later)
-        for row, column in later.mask.nonzero().tolist():
-            moved = []
-            for sign in (1, -1):
-                logp = later.logp.clone()
-                logp[row, column] += sign * step
-                moved.append(float(objective(later.replace(logp=logp)).loss))
-            slope = (moved[1] - moved[0]) / (2 * step)
-            assert slope == pytest.approx(float(credit[row, column]), abs=2e-9, rel=1e-6)
+        assert_credit_is_the_central_difference(tepo.objective(name, **settings), seed)
+
+
+def assert_credit_is_the_central_difference(objective: Objective, seed: int) -> None:
+    """Compare the credit of every token with the loss a little above and below its log-prob."""
+    step = 1e-6
+    later = steady_batch(objective, seed, rounded=None)
+    credit = tepo.credit(objective, later)
+    for row, column in later.mask.nonzero().tolist():
+        moved = []
+        for sign in (1, -1):
+            logp = later.logp.clone()
+            logp[row, column] += sign * step
+            moved.append(float(objective(later.replace(logp=logp)).loss))
+        slope = (moved[1] - moved[0]) / (2 * step)
+        assert slope == pytest.approx(float(credit[row, column]), abs=2e-9, rel=1e-6)
 
 
 def test_credit_leaves_the_batch_alone_and_is_zero_outside_the_mask() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_fixtures import in_mask, mask_of, padded
+from test_fixtures import first_batch, in_mask, mask_of, padded
 from torch import Tensor
 
 import tepo
@@ -32,17 +32,8 @@ def doubles(*values: float) -> Tensor:
 
 @pytest.fixture
 def first() -> TokenBatch:
-    """Lengths 3, 4, 1; advantages 1, -1, 0.5: the first fixture of `test_fixtures`, as one group."""
-    return TokenBatch(
-        logp=padded([-0.8, -0.6, -1.2], [-0.3, -1.9, -0.7, -0.5], [-0.1]),
-        old_logp=padded([-1.0, -0.5, -2.0], [-0.2, -1.5, -0.7, -0.9], [-0.4]),
-        entropy=padded([0.9, 0.4, 1.6], [0.3, 1.2, 0.5, 1.0], [0.2]),
-        old_entropy=padded([1.0, 0.4, 1.7], [0.3, 1.1, 0.6, 1.0], [0.3]),
-        mask=mask_of(3, 4, 1),
-        advantage=doubles(1.0, -1.0, 0.5),
-        group=torch.tensor([4, 4, 4]),
-        row_id=torch.tensor([20, 10, 30]),
-    )
+    """The first fixture of `test_fixtures`, as one group."""
+    return first_batch().replace(group=torch.tensor([4, 4, 4]), row_id=torch.tensor([20, 10, 30]))
 
 
 FIRST: list[tuple[str, dict[str, Any], float]] = [
