@@ -32,8 +32,10 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", _without(tie_word_embeddings=False, attention_dropout=0.5)),
     "llama-tied": ("Llama", _without(tie_word_embeddings=True)),
     "qwen2": ("Qwen2", _without(tie_word_embeddings=True)),
+    "qwen3": ("Qwen3", _without(tie_word_embeddings=True, head_dim=8)),
     "gpt-neox": ("GPTNeoX", _without("num_key_value_heads", hidden_dropout=0.5, attention_dropout=0.5)),
     "gemma2": ("Gemma2", _without(head_dim=8, final_logit_softcapping=2.0, attn_logit_softcapping=5.0)),
+    "gemma2-window": ("Gemma2", _without(head_dim=8, sliding_window=4)),
     "cohere": ("Cohere", _without(logit_scale=0.25)),
     "granite": ("Granite", _without(logits_scaling=4.0)),
     "phi": ("Phi", _without(partial_rotary_factor=0.5)),  # its head has a bias

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from tepo.objectives import Objective, TokenBatch, objective
 from tepo.policy import Policy, PolicyConfig, TokenSequence, load_policy
+from tepo.policy.batching import Sharing
 from tepo.training.config import OptimConfig, TrainConfig
 from tepo.training.experience import score_old
 from tepo.training.learner import Learner
@@ -40,6 +42,7 @@ def one_thread() -> Iterator[None]:
 def tiny(dtype: torch.dtype = torch.float32) -> Policy:
     policy = load_policy(PolicyConfig(path="builtin:tiny", device="cpu"), seed=0)
     if dtype == torch.float64:
+        policy.sharing = Sharing("never")  # norms compute in float32, so the two ways agree to its digits alone
         policy.model.double()
         assert policy.head is not None
         policy.head = dataclasses.replace(policy.head, dtype=torch.float64)
@@ -120,6 +123,18 @@ def test_budget_of_one_row_and_of_everything_agree(name: str, dtype: torch.dtype
         assert metrics == pytest.approx(whole_metrics, rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.parametrize("tokens", [0, 40])
+def test_prompts_computed_once_give_the_same_update(tokens: int) -> None:
+    policy, method = tiny(torch.float64), objective("tepo", kl_coef=0.5)
+    found = material(policy, method, TrainConfig(prompts=GROUPS, group_size=SIZE))
+    perturb(policy)
+    separate, metrics = gradient(policy, method, found, tokens)
+    policy.sharing = Sharing("always")
+    shared, shared_metrics = gradient(policy, method, found, tokens)
+    assert float((shared - separate).norm() / separate.norm()) < 1e-6
+    assert shared_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6)
+
+
 @pytest.mark.parametrize("name", ["tepo", "grpo"])
 def test_parameters_after_five_updates(name: str) -> None:
     ends = []
@@ -140,9 +155,11 @@ def test_parameters_after_five_updates(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_nothing_is_masked_and_no_ratio_moves_at_equal_weights(dtype: str) -> None:
+@pytest.mark.parametrize("share", ["never", "auto", "always"])
+def test_nothing_is_masked_and_no_ratio_moves_at_equal_weights(dtype: Any, share: Any) -> None:
     """The first update's values are bit for bit the old ones: same rows in the same company."""
-    policy = load_policy(PolicyConfig(path="builtin:tiny", device="cpu", dtype=dtype), seed=0)  # type: ignore[arg-type]
+    config = PolicyConfig(path="builtin:tiny", device="cpu", dtype=dtype, share_prompts=share)
+    policy = load_policy(config, seed=0)
     method = objective("tepo", kl_coef=1.0)
     config = TrainConfig(prompts=GROUPS, group_size=SIZE, mini_batches=2, micro_tokens=60)
     rows = recorded()

@@ -10,12 +10,13 @@ import torch
 
 from tepo.core.errors import InputError
 from tepo.policy.activations import disable_dropout, enable_recomputation
+from tepo.policy.batching import NEVER, Sharing
 from tepo.policy.config import PolicyConfig
 from tepo.policy.device import choose_device, choose_dtype, store_frozen_linears
 from tepo.policy.head import Head
 from tepo.policy.lora import Adapter, add_adapter, load_adapter
 from tepo.policy.policy import Policy
-from tepo.policy.probe import UnusualHeadError, find_head
+from tepo.policy.probe import UnusualHeadError, find_head, why_not_shared
 from tepo.policy.smollm2 import ensure_smollm2
 from tepo.policy.source import Source, find_source, similar_folders
 from tepo.policy.tiny import tiny_model, tiny_tokenizer
@@ -77,6 +78,7 @@ def load_policy(config: PolicyConfig, *, seed: int = 0, say: Say = _quiet) -> Po
         max_batch_tokens=config.max_batch_tokens,
     )
     policy.head = _find_head(policy, config, say)
+    policy.sharing = _find_sharing(policy, config, say)
     return policy
 
 
@@ -168,6 +170,23 @@ def _find_head(policy: Policy, config: PolicyConfig, say: Say) -> Head | None:
             " grows with tokens x vocabulary"
         )
         return None
+
+
+def _find_sharing(policy: Policy, config: PolicyConfig, say: Say) -> Sharing:
+    """Return whether prompts are computed once for all their responses."""
+    if config.share_prompts == "never":
+        return NEVER
+    if config.gradient_checkpointing:
+        if config.share_prompts == "always":
+            raise InputError("model.share_prompts='always' does not go with model.gradient_checkpointing=true")
+        return NEVER
+    probed = policy.model if policy.head is None else policy.model.base_model
+    if reason := why_not_shared(probed, dtype=policy.compute_dtype, context=policy.compute_context):
+        if config.share_prompts == "always":
+            raise InputError(f"model.share_prompts='always' does not work for {config.path!r}: {reason}")
+        say(f"prompts of {config.path} are computed for every response ({reason})")
+        return NEVER
+    return Sharing(config.share_prompts)
 
 
 def end_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:

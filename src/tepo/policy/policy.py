@@ -14,18 +14,18 @@ from torch import Tensor, nn
 
 from tepo.core.errors import InputError, nearest
 from tepo.policy.activations import recomputing
+from tepo.policy.batching import NEVER, Sharing
 from tepo.policy.device import store_frozen_linears
 from tepo.policy.head import Head, Identity
 from tepo.policy.lora import Adapter
 from tepo.policy.sequences import (
-    Layout,
+    Scored,
     Scores,
     TokenSequence,
     check_sequences,
     in_order,
-    lay_out,
-    split_rows,
-    spread,
+    scored_tokens,
+    scores_of,
 )
 from tepo.policy.statistics import Request, token_statistics
 from tepo.policy.trained import Trained
@@ -46,6 +46,7 @@ class Policy(Trained):
         name: what was loaded, for messages.
         max_positions: the longest sequence the model takes.
         head: turns hidden states into logits chunk by chunk; None scores with the model's own logits, all at once.
+        sharing: whether prompts that rows have in common are computed once.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Policy(Trained):
         self.pad_id = pad_id
         self.max_positions = max_positions
         self.head: Head | None = None
+        self.sharing: Sharing = NEVER
         self._adapter = adapter
         self._adapter_off = False
         self._recomputed = recomputed
@@ -144,7 +146,7 @@ class Policy(Trained):
         check_sequences(sequences, vocabulary=self.vocabulary, max_positions=self.max_positions)
         if torch.is_grad_enabled():
             return self._score_rows(sequences, temperature, statistics, width, reference)
-        parts = split_rows(sequences, self._max_batch_tokens)
+        parts = self.sharing.split(sequences, range(len(sequences)), self._max_batch_tokens)
         if len(parts) == 1:
             return self._score_rows(sequences, temperature, statistics, width, reference)
         columns = max(len(sequence.response) for sequence in sequences) if width is None else width
@@ -178,17 +180,17 @@ class Policy(Trained):
         width: int | None,
         reference: Policy | None,
     ) -> Scores:
-        layout = lay_out(sequences, width=width, device=self.device)
-        hidden, head = self._predictors(layout)
+        scored = scored_tokens(sequences, width=width, device=self.device)
+        hidden, head = self._predictors(sequences, scored)
         reference_hidden, reference_head = None, None
         if reference is not None:
             with torch.no_grad():
-                moved = lay_out(sequences, width=width, device=reference.device)
-                reference_hidden, reference_head = reference._predictors(moved)
+                moved = scored_tokens(sequences, width=width, device=reference.device)
+                reference_hidden, reference_head = reference._predictors(sequences, moved)
                 reference_hidden = reference_hidden.to(self.device)
         request = Request(
             head=head,
-            targets=layout.targets,
+            targets=scored.tokens,
             temperature=temperature,
             chunk=self._head_chunk,
             entropy=bool({"entropy", "entropy_grad"} & statistics),
@@ -198,18 +200,18 @@ class Policy(Trained):
             reference=reference_head,
             reference_hidden=reference_hidden,
         )
-        return spread(token_statistics(hidden, request), layout)
+        return scores_of(token_statistics(hidden, request), scored)
 
-    def _predictors(self, layout: Layout) -> tuple[Tensor, Head]:
+    def _predictors(self, sequences: Sequence[TokenSequence], scored: Scored) -> tuple[Tensor, Head]:
         """Return what the head turns into logits [N, D] for the scored tokens, and that head."""
+        from tepo.policy.passes import predicting_states
+
         self._still()
         recomputed = self._recomputed if torch.is_grad_enabled() else ()
+        model = self.model if self.head is None else self.model.base_model
         with self._active(), self.compute_context(), recomputing(recomputed):
-            if self.head is not None:
-                hidden = self.model.base_model(input_ids=layout.ids, use_cache=False)[0]
-                return _pick(hidden, layout), self.head
-            logits = self.model(input_ids=layout.ids, use_cache=False).logits
-        return _pick(logits, layout), Head(Identity(), dtype=logits.dtype)
+            states = predicting_states(model, sequences, scored, self.sharing)
+        return states, self.head or Head(Identity(), dtype=states.dtype)
 
     def _still(self) -> None:
         """Put the model back in evaluation mode, so without dropout, where somebody called model.train()."""
@@ -258,8 +260,3 @@ class Policy(Trained):
             self.model.save_pretrained(folder, state_dict=self._adapter.merged_state())
             self._adapter.save(folder / "adapter")
         self.tokenizer.save_pretrained(folder)
-
-
-def _pick(values: Tensor, layout: Layout) -> Tensor:
-    """Return the rows of [B, L, D] that predict the scored tokens, [N, D]."""
-    return values.flatten(0, 1).index_select(0, layout.predictors)

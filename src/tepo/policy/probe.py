@@ -1,4 +1,4 @@
-"""Find a model's head and what follows it, and prove on a probe that together they give the model's own logits.
+"""What is proved of a model on a probe: its head and what follows it, and that prompts may be computed once.
 
 Models differ after the last layer: a soft cap (Gemma 2), a scale (Cohere, Granite), a bias, tied weights, an adapter on
 the head. The configuration says which of them to expect. Two forward passes of a few tokens then check it: one compares
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tepo.policy.head import Head, Post
+from tepo.policy.sequences import TokenSequence, scored_tokens
 
 _SCALES = ("logit_scale", "lm_head_multiplier", "output_multiplier_scale")
 _DIVISORS = ("logits_scaling",)
@@ -65,6 +66,27 @@ def _probe(model: Any, module: nn.Module, ids: Tensor, *, dtype: torch.dtype, to
     if not _equal(head.post.apply(head.raw(hidden.flatten(0, 1), leaves)), logits.flatten(0, 1), tolerance):
         raise UnusualHeadError("head(hidden) differs from the model's logits")
     return head
+
+
+def why_not_shared(model: Any, *, dtype: torch.dtype, context: Callable[[], AbstractContextManager[Any]]) -> str | None:
+    """Return why prompts cannot be computed once for several responses; None where that gives the same states."""
+    from tepo.policy.passes import separate_prompts, shared_prompts
+
+    device = next(model.parameters()).device
+    tokens = [int(token) for token in torch.arange(9) * 7919 % model.get_input_embeddings().weight.shape[0]]
+    rows = [
+        TokenSequence(tuple(tokens[:prompt]), tuple(tokens[start : start + response]))
+        for prompt, start, response in ((4, 5, 3), (2, 3, 4), (4, 2, 2), (2, 6, 1))
+    ]
+    scored = scored_tokens(rows, width=None, device=device)
+    try:
+        with torch.no_grad(), context():
+            separate, shared = (make(model, rows, scored).double() for make in (separate_prompts, shared_prompts))
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
+        return f"the model cannot: {type(error).__name__}: {error}"
+    distance = float((shared - separate).norm() / separate.norm())
+    tolerance = 5e-2 if dtype == torch.bfloat16 else 1e-4
+    return None if distance <= tolerance else f"with a shared prompt its states differ by {distance:.2g}"
 
 
 def _logits(model: Any, module: nn.Module, ids: Tensor, planted: Tensor | None = None) -> tuple[Tensor, Tensor]:

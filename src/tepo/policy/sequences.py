@@ -1,7 +1,8 @@
-"""Token sequences to score, and their layout as one right-padded batch."""
+"""Token sequences to score, where their scored tokens are, and the results as a table."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,17 +46,15 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """A right-padded batch and where its scored tokens are.
+class Scored:
+    """The scored tokens of a batch, row after row.
 
-    ids [B, L]: the tokens; predictors [N]: flat positions in [B * L] whose hidden state predicts a scored token;
-    targets [N]: those tokens; slots [N]: flat positions of the results in [B * T]; mask [B, T].
+    rows [N] and places [N]: the row of each and its place in the response; tokens [N]; mask [B, T].
     """
 
-    ids: Tensor
-    predictors: Tensor
-    targets: Tensor
-    slots: Tensor
+    rows: Tensor
+    places: Tensor
+    tokens: Tensor
     mask: Tensor
 
 
@@ -82,68 +81,55 @@ def check_sequences(sequences: Sequence[TokenSequence], *, vocabulary: int, max_
             raise InputError(f"sequence {row}: token id {wrong} is outside the vocabulary of {vocabulary}")
 
 
-def lay_out(sequences: Sequence[TokenSequence], *, width: int | None, device: torch.device) -> Layout:
-    """Pad to the right and list the scored tokens; T is `width` or the longest response.
-
-    A causal model never looks to the right, so padding needs no attention mask; each row is padded with its own
-    last token, an id that certainly exists.
-    """
+def scored_tokens(sequences: Sequence[TokenSequence], *, width: int | None, device: torch.device) -> Scored:
+    """List the tokens to score; T is `width` or the longest response."""
     longest = max(len(sequence.response) for sequence in sequences)
     columns = longest if width is None else width
     if columns < longest:
         raise InputError(f"width={columns} is less than the longest response ({longest} tokens)")
-    length = max(len(sequence) for sequence in sequences)
-    ids: list[list[int]] = []
-    predictors: list[int] = []
-    targets: list[int] = []
-    slots: list[int] = []
-    mask = torch.zeros(len(sequences), columns, dtype=torch.bool)
-    for row, sequence in enumerate(sequences):
-        tokens = [*sequence.prompt, *sequence.response]
-        ids.append(tokens + tokens[-1:] * (length - len(tokens)))
-        start = row * length + len(sequence.prompt) - 1
-        for place, token in enumerate(sequence.response):
-            if sequence.loss_mask is None or sequence.loss_mask[place]:
-                predictors.append(start + place)
-                targets.append(token)
-                slots.append(row * columns + place)
-    index = torch.tensor(slots, dtype=torch.long)
-    mask.view(-1)[index] = True
-    return Layout(
-        ids=torch.tensor(ids, dtype=torch.long).to(device),
-        predictors=torch.tensor(predictors, dtype=torch.long).to(device),
-        targets=torch.tensor(targets, dtype=torch.long).to(device),
-        slots=index.to(device),
-        mask=mask.to(device),
+    masks = [
+        [True] * len(sequence.response) if sequence.loss_mask is None else list(sequence.loss_mask)
+        for sequence in sequences
+    ]
+    mask = torch.tensor([[*row, *[False] * (columns - len(row))] for row in masks], dtype=torch.bool)
+    mask = mask.view(len(sequences), columns)
+    rows, places = mask.nonzero(as_tuple=True)
+    tokens = [
+        token
+        for sequence, chosen in zip(sequences, masks, strict=True)
+        for token in itertools.compress(sequence.response, chosen)
+    ]
+    return Scored(
+        rows.to(device), places.to(device), torch.tensor(tokens, dtype=torch.long).to(device), mask.to(device)
     )
 
 
-def split_rows(sequences: Sequence[TokenSequence], max_tokens: int) -> list[list[int]]:
-    """Split row indices, longest rows first, into parts of at most `max_tokens` padded tokens (one row at least)."""
-    order = sorted(range(len(sequences)), key=lambda row: (-len(sequences[row]), row))
-    parts: list[list[int]] = []
-    for row in order:
-        if parts and (len(parts[-1]) + 1) * len(sequences[parts[-1][0]]) <= max_tokens:
-            parts[-1].append(row)
-        else:
-            parts.append([row])
-    return parts
+def padded(rows: Sequence[tuple[int, ...]], device: torch.device) -> Tensor:
+    """Return token ids [B, L], padded to the right: a causal model never looks there, so that needs no mask.
+
+    A row is padded with its own last token, an id that certainly exists; an empty one with id 0.
+    """
+    length = max(len(row) for row in rows)
+    ids = [[*row, *(row[-1:] or (0,)) * (length - len(row))] for row in rows]
+    return torch.tensor(ids, dtype=torch.long).to(device)
 
 
-def spread(found: TokenStatistics, layout: Layout) -> Scores:
-    """Put the statistics [N] of the scored tokens into their places [B, T]; zero elsewhere."""
+def spread(values: Tensor, scored: Scored) -> Tensor:
+    """Put values [N] of the scored tokens into their places [B, T]; zero elsewhere."""
+    rows, columns = scored.mask.shape
+    flat = values.new_zeros(rows * columns).index_copy(0, scored.rows * columns + scored.places, values)
+    return flat.view(rows, columns)
+
+
+def scores_of(found: TokenStatistics, scored: Scored) -> Scores:
+    """Return the statistics [N] of the scored tokens as a table [B, T]."""
 
     def place(values: Tensor | None) -> Tensor | None:
-        if values is None:
-            return None
-        flat = values.new_zeros(layout.mask.numel()).index_copy(0, layout.slots, values)
-        return flat.view(layout.mask.shape)
+        return None if values is None else spread(values, scored)
 
-    logp = place(found.logp)
-    assert logp is not None
     return Scores(
-        logp=logp,
-        mask=layout.mask,
+        logp=spread(found.logp, scored),
+        mask=scored.mask,
         entropy=place(found.entropy),
         sum_p2=place(found.sum_p2),
         sum_p2_logp=place(found.sum_p2_logp),

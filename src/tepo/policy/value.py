@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from tepo.core.errors import InputError
 from tepo.policy.activations import disable_dropout, enable_recomputation, recomputing
+from tepo.policy.batching import NEVER, Sharing
 from tepo.policy.config import PolicyConfig
 from tepo.policy.load import no_progress_bars
 from tepo.policy.policy import Policy
-from tepo.policy.sequences import TokenSequence, check_sequences, lay_out
+from tepo.policy.sequences import TokenSequence, check_sequences, scored_tokens, spread
 from tepo.policy.source import similar_folders
 from tepo.policy.trained import Trained
 
@@ -36,9 +37,11 @@ class ValueModel(Trained):
         vocabulary: int,
         max_positions: int,
         context: Callable[[], AbstractContextManager[Any]],
+        sharing: Sharing = NEVER,
     ) -> None:
         self.model: Any = nn.ModuleDict({"backbone": backbone, "head": head}).eval()
         self.device = device
+        self.sharing = sharing
         self._vocabulary = vocabulary
         self._max_positions = max_positions
         self._context = context
@@ -48,15 +51,14 @@ class ValueModel(Trained):
         """Return the values [B, T] of the response tokens, float32 or better, zero elsewhere; T is `width` or the
         longest response. They carry a gradient unless torch.no_grad() is on."""
         check_sequences(sequences, vocabulary=self._vocabulary, max_positions=self._max_positions)
-        layout = lay_out(sequences, width=width, device=self.device)
+        from tepo.policy.passes import predicting_states
+
+        scored = scored_tokens(sequences, width=width, device=self.device)
         recomputed = self._recomputed if torch.is_grad_enabled() else ()
         with self._context(), recomputing(recomputed):
-            hidden = self.model["backbone"](input_ids=layout.ids, use_cache=False)[0]
-        chosen = hidden.flatten(0, 1).index_select(0, layout.predictors)
+            states = predicting_states(self.model["backbone"], sequences, scored, self.sharing)
         head = self.model["head"]
-        found: Tensor = head(chosen.to(head.weight.dtype)).squeeze(-1)
-        flat = found.new_zeros(layout.mask.numel()).index_copy(0, layout.slots, found)
-        return flat.view(layout.mask.shape)
+        return spread(head(states.to(head.weight.dtype)).squeeze(-1), scored)
 
 
 def value_of_policy(policy: Policy) -> ValueModel:
@@ -67,7 +69,7 @@ def value_of_policy(policy: Policy) -> ValueModel:
     head = nn.Linear(_hidden_size(policy.model.config), 1, device=policy.device, dtype=embedding.dtype)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
-    return _like(policy, backbone, head)
+    return _like(policy, backbone, head, policy.sharing)
 
 
 def load_value_model(path: str, policy: Policy, config: PolicyConfig) -> ValueModel:
@@ -106,10 +108,10 @@ def load_value_model(path: str, policy: Policy, config: PolicyConfig) -> ValueMo
     model.to(device=policy.device, dtype=policy.model.get_input_embeddings().weight.dtype).requires_grad_(True)
     if config.gradient_checkpointing:
         enable_recomputation(model)
-    return _like(policy, model.base_model, head)
+    return _like(policy, model.base_model, head, NEVER)
 
 
-def _like(policy: Policy, backbone: Any, head: nn.Linear) -> ValueModel:
+def _like(policy: Policy, backbone: Any, head: nn.Linear, sharing: Sharing) -> ValueModel:
     return ValueModel(
         backbone,
         head,
@@ -117,6 +119,7 @@ def _like(policy: Policy, backbone: Any, head: nn.Linear) -> ValueModel:
         vocabulary=policy.vocabulary,
         max_positions=policy.max_positions,
         context=policy.compute_context,
+        sharing=sharing,
     )
 
 

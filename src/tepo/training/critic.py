@@ -20,6 +20,7 @@ class Critic(ModelLearner):
         optim = config.optim if config.critic.lr is None else config.optim.model_copy(update={"lr": config.critic.lr})
         super().__init__(values, optim, updates_per_step=config.train.updates, steps=config.train.steps, name="critic")
         self.values = values.values
+        self.sharing = values.sharing
 
     def old_values(
         self, sequences: Sequence[TokenSequence], *, rows: Sequence[Sequence[int]], width: int, budget: Budget
@@ -31,6 +32,7 @@ class Critic(ModelLearner):
             rows=rows,
             width=width,
             budget=budget,
+            sharing=self.sharing,
         )
         return found["values"]
 

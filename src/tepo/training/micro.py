@@ -10,25 +10,20 @@ import torch
 
 from tepo.core.errors import WorkError
 from tepo.policy import TokenSequence
+from tepo.policy.batching import NEVER, Sharing
 
 T = TypeVar("T")
 
 
-def micro_batches(sequences: Sequence[TokenSequence], rows: Sequence[int], budget: int) -> list[list[int]]:
-    """Split `rows` into micro-batches of at most `budget` padded tokens (0: no limit), longest rows first.
+def micro_batches(
+    sequences: Sequence[TokenSequence], rows: Sequence[int], budget: int, sharing: Sharing = NEVER
+) -> list[list[int]]:
+    """Split `rows` into micro-batches of at most `budget` computed tokens, padding included (0: no limit).
 
-    Rows of similar length share a micro-batch, so little is spent on padding. A row longer than the budget is a
-    micro-batch of its own. Equal lengths keep the order of their index, so the split depends on lengths alone.
+    `sharing` is the model's way with prompts that rows have in common. The split depends on lengths and on which
+    prompts are equal alone. A row longer than the budget is a micro-batch of its own.
     """
-    ordered = sorted(rows, key=lambda row: (-len(sequences[row]), row))
-    parts: list[list[int]] = []
-    for row in ordered:
-        longest = len(sequences[parts[-1][0]]) if parts else 0
-        if parts and (budget == 0 or (len(parts[-1]) + 1) * longest <= budget):
-            parts[-1].append(row)
-        else:
-            parts.append([row])
-    return parts
+    return sharing.split(sequences, rows, budget)
 
 
 class Budget:

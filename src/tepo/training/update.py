@@ -125,7 +125,7 @@ def accumulate(
     rows: Sequence[int] = (),
     seen: dict[str, Tensor] | None = None,
 ) -> Parts:
-    """Add up the gradient of one mini-batch over micro-batches of at most `tokens` padded tokens.
+    """Add up the gradient of one mini-batch over micro-batches of at most `tokens` computed tokens.
 
     The share of every micro-batch is already divided by the mini-batch's denominators, so the split changes nothing.
     """
@@ -135,7 +135,7 @@ def accumulate(
         if one is not None:
             one.zero_grad()
     total: Parts | None = None
-    for part in micro_batches(sequences, range(len(sequences)), tokens):
+    for part in micro_batches(sequences, range(len(sequences)), tokens, learner.policy.sharing):
         chosen = [sequences[row] for row in part]
         scores = learner.policy.score(
             chosen,
