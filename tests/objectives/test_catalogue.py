@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import tepo
-from tepo.objectives import KL, Objective, OnPolicyRows, PPOClip, SequenceKLPenalty, entry
+from tepo.objectives import KL, GroupNormalized, Objective, OnPolicyRows, PPOClip, SequenceKLPenalty, entry
 from tepo.objectives.catalogue import METHODS
 
 NINE = ["tepo", "tepo-markov", "grpo", "dapo", "dr-grpo", "gspo", "gspo-token", "reinforce", "rloo"]
@@ -139,6 +139,7 @@ def test_numbers_that_no_formula_means_are_refused_by_the_setting_s_name(item: A
         ({"regularizers": (KL(math.nan),)}, "objective 'mine': KL: coef=nan, expected a number"),
         ({"surrogate": OnPolicyRows(PPOClip(math.nan), 1.0)}, "OnPolicyRows: PPOClip: low=nan, expected a number"),
         ({"shaping": (SequenceKLPenalty(-0.1),)}, "SequenceKLPenalty: coef=-0.1, expected a number >= 0"),
+        ({"advantage": GroupNormalized(eps=-1.0)}, "GroupNormalized: eps=-1.0, expected a number >= 0"),
         ({"ptx_coef": -1.0}, "objective 'mine': ptx_coef=-1.0, expected a number >= 0"),
     ],
     ids=str,

@@ -152,7 +152,7 @@ def part_classes() -> dict[str, type]:
             continue
         for name, value in vars(importlib.import_module(f"tepo.objectives.{module.name}")).items():
             if inspect.isclass(value) and dataclasses.is_dataclass(value) and value.__module__.endswith(module.name):
-                acts = "__call__" in vars(value) or "values" in vars(value)
+                acts = any({"__call__", "values"} & vars(kind).keys() for kind in value.__mro__)
                 by_value = value.__dataclass_params__.eq  # type: ignore[attr-defined]  # data compares by identity
                 if acts and by_value and value is not Objective:
                     found[name] = value

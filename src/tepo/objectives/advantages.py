@@ -8,7 +8,6 @@ from typing import ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
-from tepo.core.errors import InputError
 from tepo.objectives.batch import TokenBatch, group_index, require
 
 # Rewards that differ by less than this share of their size count as equal: the mean of n equal floats can be off
@@ -101,8 +100,22 @@ def whiten(values: Tensor, counted: Tensor, *, variance_eps: float = 0.0, std_ep
     return centred / ((variance + variance_eps).sqrt() + std_eps)
 
 
+class OfGroup:
+    """An advantage that looks at nothing but the rewards of a group."""
+
+    needs: ClassVar[frozenset[str]] = GROUP_NEEDS
+
+    def __call__(self, batch: TokenBatch) -> Tensor:
+        """Return advantages `[B]`."""
+        return self.of(*scored_groups(batch, "the advantage"))
+
+    def of(self, rewards: Tensor, group: Tensor) -> Tensor:
+        """Return advantages `[B]` from rewards `[B]` and groups `[B]`."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class GroupNormalized:
+class GroupNormalized(OfGroup):
     """A_i = (R_i - mean_g) / (std + eps), GRPO (arXiv 2402.03300).
 
     `ddof` 1 is the sample standard deviation (TRL, verl), 0 the population's; `scale` says whose deviation
@@ -113,15 +126,6 @@ class GroupNormalized:
     scale: Literal["group", "batch", "none"] = "group"
     ddof: Literal[0, 1] = 1
     eps: float = 1e-6
-    needs: ClassVar[frozenset[str]] = GROUP_NEEDS
-
-    def __post_init__(self) -> None:
-        if not self.eps >= 0:
-            raise InputError(f"eps={self.eps} added to the standard deviation: expected a number >= 0")
-
-    def __call__(self, batch: TokenBatch) -> Tensor:
-        """Return advantages `[B]`."""
-        return self.of(*scored_groups(batch, "the advantage"))
 
     def of(self, rewards: Tensor, group: Tensor) -> Tensor:
         """Return advantages `[B]`."""
@@ -142,14 +146,8 @@ class GroupNormalized:
 
 
 @dataclass(frozen=True)
-class LeaveOneOut:
+class LeaveOneOut(OfGroup):
     """A_i = R_i - mean of the other responses of the group = n/(n-1) (R_i - mean_g), RLOO (arXiv 2402.14740)."""
-
-    needs: ClassVar[frozenset[str]] = GROUP_NEEDS
-
-    def __call__(self, batch: TokenBatch) -> Tensor:
-        """Return advantages `[B]`."""
-        return self.of(*scored_groups(batch, "the advantage"))
 
     def of(self, rewards: Tensor, group: Tensor) -> Tensor:
         """Return advantages `[B]`; a group of one has no other responses: 0."""

@@ -8,8 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from tepo.core.errors import InputError
-from tepo.objectives.advantages import GROUP_NEEDS, GroupNormalized, group_statistics, group_sum, scored_groups
+from tepo.objectives.advantages import GROUP_NEEDS, GroupNormalized, OfGroup, group_statistics, group_sum, scored_groups
 from tepo.objectives.batch import TokenBatch, group_index
 
 
@@ -36,7 +35,7 @@ class LengthWeightedBaseline:
 
 
 @dataclass(frozen=True)
-class BestOfGroup:
+class BestOfGroup(OfGroup):
     """The best response gets R_max - R_second, all others 0: the leave-one-out gradient of pass@k, k = group size.
 
     From arXiv 2503.19595, as verl's grpo_passk has it. `by_std` divides by (std of the group + eps). Where two
@@ -45,15 +44,6 @@ class BestOfGroup:
 
     by_std: bool = True
     eps: float = 1e-6
-    needs: ClassVar[frozenset[str]] = GROUP_NEEDS
-
-    def __post_init__(self) -> None:
-        if not self.eps >= 0:
-            raise InputError(f"eps={self.eps} added to the standard deviation: expected a number >= 0")
-
-    def __call__(self, batch: TokenBatch) -> Tensor:
-        """Return advantages `[B]`."""
-        return self.of(*scored_groups(batch, "the advantage"))
 
     def of(self, rewards: Tensor, group: Tensor) -> Tensor:
         """Return advantages `[B]`."""
@@ -77,7 +67,7 @@ class BestOfGroup:
 
 
 @dataclass(frozen=True)
-class SignalRescaled:
+class SignalRescaled(OfGroup):
     """A <- alpha A, which makes up for the responses that carry no signal, GPG (arXiv 2504.02546).
 
     `by` "groups" is the paper's alpha = B / (B - M), with B groups in the batch of which M have equal rewards;
@@ -86,11 +76,6 @@ class SignalRescaled:
 
     advantage: GroupNormalized
     by: Literal["groups", "rewards"] = "groups"
-    needs: ClassVar[frozenset[str]] = GROUP_NEEDS
-
-    def __call__(self, batch: TokenBatch) -> Tensor:
-        """Return advantages `[B]`."""
-        return self.of(*scored_groups(batch, "the advantage"))
 
     def of(self, rewards: Tensor, group: Tensor) -> Tensor:
         """Return advantages `[B]`."""

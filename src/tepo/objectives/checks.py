@@ -49,7 +49,8 @@ def check_number(where: str, name: str, value: Any, lowest: float) -> None:
 def check_parts(part: Any, where: str) -> None:
     """Raise `InputError` for a number of a part, or of a part inside it, that no formula means.
 
-    That is NaN anywhere, and a coefficient below 0: it would turn what holds the policy back into what drives it.
+    That is NaN anywhere, a coefficient below 0 (it would turn what holds the policy back into what drives it), and
+    a negative eps beside a deviation.
     """
     for item in dataclasses.fields(part):
         value = getattr(part, item.name)
@@ -58,7 +59,7 @@ def check_parts(part: Any, where: str) -> None:
                 check_parts(inner, f"{where}: {type(inner).__name__}")
             elif _is_number(inner) and math.isnan(inner):
                 raise InputError(f"{where}: {item.name}={value}, expected a number")
-            elif _is_number(inner) and item.name.endswith("coef") and inner < 0:
+            elif _is_number(inner) and item.name.endswith(("coef", "eps")) and inner < 0:
                 raise InputError(f"{where}: {item.name}={value}, expected a number >= 0")
 
 

@@ -31,6 +31,7 @@ class CappedWeight:
     low: float | None = None
     needs: ClassVar[frozenset[str]] = frozenset()
     scores: ClassVar[frozenset[str]] = frozenset()
+    scales_with_advantage: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not self.high > 0 or (self.low is not None and self.low >= self.high):
@@ -65,6 +66,7 @@ class GammaWeight:
     lam_negative: float = 2.0
     needs: ClassVar[frozenset[str]] = frozenset()
     scores: ClassVar[frozenset[str]] = frozenset()
+    scales_with_advantage: ClassVar[bool] = True
     fine: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -96,6 +98,7 @@ class DivergenceMask:
     cap: float = 20.0
     needs: ClassVar[frozenset[str]] = frozenset()
     scores: ClassVar[frozenset[str]] = frozenset()
+    scales_with_advantage: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not min(self.low, self.high) >= 0 or not self.cap >= 1:

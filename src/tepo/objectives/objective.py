@@ -278,6 +278,24 @@ class Objective:
                 denominators[part.name] = term.rows.sum()
             return Statistics(advantage, weights, denominators)
 
+    def idle(self, statistics: Statistics) -> Tensor:
+        """Return which rows of a mini-batch can change nothing, bool `[B]`: their share of loss and gradient is 0
+        whatever the current policy says of them. They count in denominators all the same.
+
+        No token of such a row carries a regulariser, and none carries both the policy term and an advantage, of a
+        surrogate that says its loss scales with it. Parts that say nothing (`scales_with_advantage`, `only_positive`)
+        are taken to act on every token they weigh.
+        """
+        moving = statistics.weights["policy"] != 0
+        if getattr(self.surrogate, "scales_with_advantage", False):
+            moving = moving & (statistics.advantage != 0)
+        for part in self.regularizers:
+            carried = statistics.weights[part.name] != 0
+            if getattr(part, "only_positive", False):
+                carried = carried & (statistics.advantage > 0)
+            moving = moving | carried
+        return ~moving.any(dim=1)
+
     def partial(self, micro: TokenBatch, statistics: Statistics, state: State | None = None) -> Parts:
         """Return one micro-batch's share of the loss, with gradient, and of the metrics.
 

@@ -130,6 +130,7 @@ class FallingEntropy:
     criterion: Literal["realised", "first-order", "sign"] = "realised"
     margin: float = 1e-3
     current: ClassVar[bool] = False
+    only_positive: ClassVar[bool] = True
 
     @property
     def needs(self) -> frozenset[str]:
@@ -197,6 +198,11 @@ class KL:
                 "kl_estimator='full' with kl_target='old': the old policy's distribution is not kept; "
                 "use kl_target='reference', or an estimator from log-probs (k1, abs, k2, k3, k3-old)"
             )
+
+    @property
+    def only_positive(self) -> bool:
+        """Whether its tokens all have a positive advantage."""
+        return getattr(self.mask, "only_positive", False)
 
     @property
     def needs(self) -> frozenset[str]:

@@ -68,6 +68,7 @@ class PPOClip:
     dual: float | None = None
     needs: ClassVar[frozenset[str]] = frozenset()
     scores: ClassVar[frozenset[str]] = frozenset()
+    scales_with_advantage: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.low < 0 or self.high < 0:
@@ -100,6 +101,7 @@ class PolicyGradient:
 
     needs: ClassVar[frozenset[str]] = frozenset()
     scores: ClassVar[frozenset[str]] = frozenset()
+    scales_with_advantage: ClassVar[bool] = True
     fine: ClassVar[bool] = False
 
     def __call__(self, ratio: RatioValue, advantage: Tensor, batch: TokenBatch) -> SurrogateValue:
@@ -113,6 +115,7 @@ class Unclipped:
 
     needs: ClassVar[frozenset[str]] = frozenset()
     scores: ClassVar[frozenset[str]] = frozenset()
+    scales_with_advantage: ClassVar[bool] = True
     fine: ClassVar[bool] = False
 
     def __call__(self, ratio: RatioValue, advantage: Tensor, batch: TokenBatch) -> SurrogateValue:
@@ -128,6 +131,7 @@ class Rejection:
     high: float
     needs: ClassVar[frozenset[str]] = frozenset()
     scores: ClassVar[frozenset[str]] = frozenset()
+    scales_with_advantage: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.low <= 1 <= self.high:
@@ -157,6 +161,7 @@ class SoftGate:
     tau_negative: float = 1.05
     needs: ClassVar[frozenset[str]] = frozenset()
     scores: ClassVar[frozenset[str]] = frozenset()
+    scales_with_advantage: ClassVar[bool] = True
     fine: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -218,6 +223,11 @@ class OnPolicyRows:
     def fine(self) -> bool:
         """The surrogate's own."""
         return self.surrogate.fine
+
+    @property
+    def scales_with_advantage(self) -> bool:
+        """The surrogate's own."""
+        return getattr(self.surrogate, "scales_with_advantage", False)
 
     def __call__(self, ratio: RatioValue, advantage: Tensor, batch: TokenBatch) -> SurrogateValue:
         """Return the surrogate's token losses, 0 on the responses left out."""

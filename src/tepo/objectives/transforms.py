@@ -8,7 +8,6 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from tepo.core.errors import InputError
 from tepo.objectives.advantages import combine, whiten
 from tepo.objectives.batch import TokenBatch
 
@@ -53,10 +52,6 @@ class Whitened:
     needs: ClassVar[frozenset[str]] = frozenset()
     scores: ClassVar[frozenset[str]] = frozenset()
     current: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        if not self.eps >= 0:
-            raise InputError(f"eps={self.eps} added to the variance: expected a number >= 0")
 
     def __call__(self, advantage: Tensor, batch: TokenBatch) -> Tensor:
         """Return whitened advantages `[B, T]`."""
