@@ -30,6 +30,24 @@ def test_a_wrong_study_is_told_before_anything_is_written(tepo_: Tepo, workplace
     assert not (workplace / "studies").exists()
 
 
+def test_what_is_missing_in_a_study_is_told_with_an_example(tepo_: Tepo, workplace: Path) -> None:
+    (workplace / "study.toml").write_text('seeds = "three"\n')
+    ended = tepo_("compare", "study.toml")
+    assert ended.code == 2
+    assert 'variants is missing: variants = ["dapo", "tepo"]' in ended.err
+    assert "seeds: expected a number of seeds or a list of them, not 'three'" in ended.err
+
+
+def test_a_run_refused_before_it_begins_stops_the_study_as_wrong_input(tepo_: Tepo, workplace: Path) -> None:
+    text = 'base = "run.toml"\nvariants = ["tepo", "dapo"]\nseeds = 1\nname = "s"\n'
+    (workplace / "study.toml").write_text(text)
+    for _ in range(2):  # it is not held against the run
+        ended = tepo_("compare", "study.toml", "base.reward.kind=none.py:f")
+        assert (ended.code, ended.out) == (2, "")
+        assert "tepo-seed0: reward.kind: there is no file 'none.py'" in ended.err
+    assert not list((workplace / "studies" / "s").glob("runs/*/config.toml"))
+
+
 def test_report_only_needs_a_study(tepo_: Tepo, workplace: Path) -> None:
     (workplace / "study.toml").write_text('name = "s"\nbase = "run.toml"\nvariants = ["tepo"]\n')
     ended = tepo_("compare", "study.toml", "--report-only")
@@ -98,3 +116,17 @@ def test_against_something_else_is_an_error(tepo_: Tepo, workplace: Path) -> Non
     ended = tepo_("eval", "builtin:tiny", "arithmetic", "--against", "run.toml")
     assert ended.code == 2
     assert "not results that `tepo eval --out` wrote" in ended.err
+    ended = tepo_("eval", "builtin:tiny", "arithmetic", "--against", "none.jsonl")
+    assert ended.code == 2
+    assert "there is no such file" in ended.err
+
+
+def test_against_other_questions_is_told_before_anything_is_sampled(tepo_: Tepo, workplace: Path) -> None:
+    for name, text in (("one", "1 + 1?"), ("other", "2 + 2?")):
+        (workplace / f"{name}.jsonl").write_text(json.dumps({"problem": text, "answer": "2"}) + "\n")
+    words = ("eval", "builtin:tiny", "--max-tokens", "2")
+    assert tepo_(*words, "one.jsonl", "--out", "r.jsonl").code == 0
+    ended = tepo_(*words, "other.jsonl", "--against", "r.jsonl", "--out", "s.jsonl")
+    assert ended.code == 2
+    assert "r.jsonl has none of these 1 questions" in ended.err
+    assert not list(workplace.glob("s.*"))

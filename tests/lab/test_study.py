@@ -232,6 +232,14 @@ def test_the_figures_are_those_of_the_runs(analysed: Mapping[str, Any]) -> None:
     assert any("chosen after seeing it" in note for note in analysed["notes"])
 
 
+def test_a_threshold_that_no_run_recorded_is_told_with_the_nearest_name(make: Make) -> None:
+    study = make(thresholds={"reward/men": 0.5}, seeds=1)
+    runs = plan_runs(study, folder_of(study), {})
+    put(study, runs[0], [0.1, 0.2])
+    notes = " ".join(analyse(study, folder_of(study), runs, {})["notes"])
+    assert "no run recorded 'reward/men', so nothing is said of its threshold. Did you mean 'reward/mean'?" in notes
+
+
 def test_nothing_finished_is_said_and_no_crash(make: Make) -> None:
     study = make()
     results = analyse(study, folder_of(study), plan_runs(study, folder_of(study), {}), {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -67,16 +68,14 @@ def evaluate(
     from tepo.cli.process import prepare
 
     prepare()
-    from tepo.cli.evaluation import show, show_breakdown, show_extra
+    from tepo.cli.evaluation import Beside, as_tree, show
     from tepo.cli.models import load, resolve
     from tepo.cli.terminal import print_json, speaker
     from tepo.evaluation import compare, disagreements
+    from tepo.evaluation.comparison import refuse_unrelated
 
     source, overrides = split_words(words or [])
-    if k and max(k) > samples:
-        raise InputError(f"--k {max(k)} needs at least {max(k)} samples a question: --samples {max(k)}")
-    if out is not None and out.is_dir():
-        raise InputError(f"--out {out} is a folder; expected a file to write")
+    _refuse_impossible(samples, k or (), out)
     other = _read_results(against) if against is not None else None
     say = speaker()
     named = resolve(model, say)
@@ -84,43 +83,49 @@ def evaluate(
     given = {key: value for key, value in sampling.items() if value is not None}
     config = _config(named, source, overrides, given, known=_benchmark(benchmark, source, say))
     problems, chat = _problems(config, named, source, limit=limit, say=say)
-    policy = load(named, config.model.model_dump(exclude={"path"}), say)
-    evaluation = _run(policy, problems, config, samples=samples, seed=seed, chat=chat, out=out)
-    summary = evaluation.summary(ks=k or None)
-    extra: dict[str, Any] = {}
-    if greedy:
-        alone = config.model_copy(update={"sampling": config.sampling.model_copy(update={"temperature": 0.0})})
-        beside = out.with_name(f"{out.stem}.greedy{out.suffix}") if out is not None else None
-        single = _run(policy, problems, alone, samples=1, seed=seed, chat=chat, out=beside)
-        extra["greedy"] = single.summary(ks=(1,)).average
     if other is not None:
-        extra["against"] = compare(other, evaluation)
-    if grader_report:
-        extra["disagreements"] = disagreements(problems, evaluation, config.reward)
+        refuse_unrelated(other, problems, name=str(against))
+    policy = load(named, config.model.model_dump(exclude={"path"}), say)
+    ask = partial(_run, policy, problems, seed=seed, chat=chat)
+    evaluation = ask(config, samples=samples, out=out)
+    beside = Beside(
+        greedy=ask(_greedy(config), samples=1, out=_greedy_place(out)).summary(ks=(1,)).average if greedy else None,
+        against=compare(other, evaluation) if other is not None else None,
+        other=str(against),
+        disagreements=disagreements(problems, evaluation, config.reward) if grader_report else None,
+    )
     if out is not None:
         say(f"every question's results: {out}")
     if as_json:
-        found = {"model": model, "source": source or "held out", **summary.to_json()}
-        found["pass_curve"] = {str(size): value.to_json() for size, value in evaluation.pass_curve().items()}
-        found["breakdown"] = {
-            label: {value: estimate.to_json() for value, estimate in values.items()}
-            for label, values in evaluation.breakdown().items()
-        }
-        print_json(found | {name: _plain(value) for name, value in extra.items()})
+        print_json({"model": model, "source": source or "held out", **as_tree(evaluation, k, beside)})
     else:
-        show(summary, title=f"{model} on {source or 'its held-out questions'}", greedy=extra.get("greedy"))
-        show_breakdown(evaluation)
-        show_extra(extra, against)
+        show(evaluation, k, beside, title=f"{model} on {source or 'its held-out questions'}")
 
 
-def _plain(value: Any) -> Any:
-    return [item.to_json() for item in value] if isinstance(value, list) else value.to_json()
+def _refuse_impossible(samples: int, ks: Sequence[int], out: Path | None) -> None:
+    """Raise `InputError` for options that cannot be served, before any work."""
+    if ks and max(ks) > samples:
+        raise InputError(f"--k {max(ks)} needs at least {max(ks)} samples a question: --samples {max(ks)}")
+    if out is not None and out.is_dir():
+        raise InputError(f"--out {out} is a folder; expected a file to write")
+
+
+def _greedy(config: RunConfig) -> RunConfig:
+    """Return the configuration with the most probable token taken always."""
+    return config.model_copy(update={"sampling": config.sampling.model_copy(update={"temperature": 0.0})})
+
+
+def _greedy_place(out: Path | None) -> Path | None:
+    """Return where the greedy answers go that belong to the results in `out`."""
+    return out.with_name(f"{out.stem}.greedy{out.suffix}") if out is not None else None
 
 
 def _read_results(path: Path) -> Evaluation:
     """Read results that `--out` wrote; a file that is none is an `InputError`."""
     from tepo.evaluation import Evaluation
 
+    if not path.is_file():
+        raise InputError(f"--against {path}: there is no such file; expected results that `tepo eval --out` wrote")
     try:
         return Evaluation.read(path)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -135,7 +140,7 @@ def _benchmark(name: str | None, source: str | None, say: Callable[[str], None])
     found = preset(name) if name is not None else recognised(source) if source is not None else None
     if found is None or (name is None and not (Path(str(source)).is_file() and found.fits(read_rows(str(source))[0]))):
         return None
-    say(f"{found.title}: {found.note}; usually {found.samples} samples a question")
+    say(f"{found.title}: {found.note}; usually {found.samples} sample{'s' * (found.samples > 1)} a question")
     return found
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tepo.core.errors import InputError
 from tepo.evaluation.results import Evaluation, QuestionResult
 from tepo.evaluation.statistics import Estimate, difference
-from tepo.tasks.problem import normalised
+from tepo.tasks.problem import Problem, normalised
 
 FAIR = ("sampling", "chat")
 """Settings that must be the same for a fair comparison."""
+SPEED = ("rows", "decoder")
+"""Settings of the sampling that change its speed alone."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +72,17 @@ def compare(first: Evaluation, second: Evaluation, *, seed: int = 0) -> Comparis
     )
 
 
+def refuse_unrelated(evaluation: Evaluation, problems: Sequence[Problem], *, name: str) -> None:
+    """Raise InputError where none of the problems is in an earlier evaluation, called `name`: nothing to compare."""
+    asked = _by_question(evaluation)
+    if not any((normalised(problem.question), problem.answer) in asked for problem in problems):
+        raise InputError(f"{name} has none of these {len(problems)} questions; expected results on the same source")
+
+
 def _by_question(evaluation: Evaluation) -> dict[tuple[str, str | None], QuestionResult]:
     return {(normalised(one.question), one.answer): one for one in evaluation.merged().questions}
 
 
 def _setting(evaluation: Evaluation, name: str) -> Any:
     value = evaluation.settings.get(name)
-    # How many rows are sampled at once changes speed alone.
-    return {key: item for key, item in value.items() if key != "rows"} if isinstance(value, dict) else value
+    return {key: item for key, item in value.items() if key not in SPEED} if isinstance(value, dict) else value

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tepo.core.errors import TepoError
-from tepo.lab.folder import DONE, FAILED, StudyFolder
+from tepo.core.errors import InputError, TepoError
+from tepo.lab.folder import DONE, FAILED, REFUSED, StudyFolder
 from tepo.training.callbacks import Callback
 from tepo.training.loading import load_config
 from tepo.training.rundir import RunFolder, read_config
@@ -57,7 +57,8 @@ def main(arguments: list[str]) -> int:
     except Exception as error:
         traceback.print_exc()
         text = str(error) if isinstance(error, TepoError) else f"{type(error).__name__}: {error}"
-        study.write_state(name, FAILED, text.strip() or type(error).__name__)
+        refused = isinstance(error, InputError) and not folder.config.exists()
+        study.write_state(name, REFUSED if refused else FAILED, text.strip() or type(error).__name__)
         return 1
     if result.interrupted:
         return 1

@@ -15,6 +15,12 @@ from tepo.training.loading import PROVENANCE, assign, merge, parse_override, rea
 
 FIXED = ("name", "runs", "task", "eval", "train.seed", "train.steps", "train.tokens")
 """Keys of a run that a variant may not change: they make the comparison fair."""
+_EXAMPLES = {
+    "base": 'base = "run.toml", or a [base] table with the sections of a run',
+    "variants": 'variants = ["dapo", "tepo"]',
+    "grid": "grid = [1e-6, 3e-6, 1e-5]",
+}
+"""What to write for a key that is missing."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]*")
 
 
@@ -115,7 +121,11 @@ class StudyConfig(Section):
     @field_validator("seeds", mode="before")
     @classmethod
     def _count(cls, value: Any) -> Any:
-        return tuple(range(value)) if isinstance(value, int) and not isinstance(value, bool) else value
+        if isinstance(value, int) and not isinstance(value, bool):
+            return tuple(range(value))
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"expected a number of seeds or a list of them, not {value!r}")
+        return value
 
     @model_validator(mode="after")
     def _consistent(self) -> StudyConfig:
@@ -168,6 +178,8 @@ def _fault(fault: Any, path: Path) -> str:
     if fault["type"] == "extra_forbidden":
         known = StudyConfig.model_fields if len(place) == 1 else Tuning.model_fields
         return f"{path}: unknown key {'.'.join(place)!r}.{nearest(place[-1], known)}"
+    if fault["type"] == "missing" and place[-1] in _EXAMPLES:
+        return f"{path}: {place[-1]} is missing: {_EXAMPLES[place[-1]]}"
     message = str(fault["msg"]).removeprefix("Value error, ")
     return f"{path}: {'.'.join(place) or 'study'}: {message}"
 

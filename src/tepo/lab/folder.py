@@ -7,7 +7,7 @@ studies/NAME/
   tuning/          runs of the learning-rate grid, on seeds of their own
   configs/         the configuration each run was started with
   logs/            what each run said
-  states/          RUN.json: whether a run is done or failed, and with what error
+  states/          RUN.json: whether a run is done, failed or refused before it began, and with what error
   results.json     the statistics and verdicts (see `results`)
   report.html      the page to read
 ```
@@ -26,7 +26,7 @@ from tepo.core.errors import InputError
 from tepo.core.files import write_json
 from tepo.training.rundir import RunFolder
 
-DONE, FAILED, HALF, WAITING = "done", "failed", "half", "waiting"
+DONE, FAILED, REFUSED, HALF, WAITING = "done", "failed", "refused", "half", "waiting"
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,11 @@ class StudyFolder:
         return self.path / "states" / f"{name}.json"
 
     def read_state(self, name: str, kind: str = "runs") -> dict[str, Any]:
-        """Return how a run stands: `status` is done, failed, half (to be continued) or waiting (not begun)."""
+        """Return how a run stands.
+
+        `status` is done, failed, refused (its input is at fault, nothing was made), half (to be continued) or waiting
+        (not begun).
+        """
         path = self.state(name)
         if path.exists():
             state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

@@ -26,6 +26,7 @@ _MEANING = {
     "eval/avg": "share of right samples on held-out questions",
     "entropy/change": "mean change of a token's entropy since it was sampled (nats)",
     "clip/high": "fraction of tokens clipped above",
+    "ratio/max": "largest importance ratio in the step",
 }
 """Meanings that `MEANING` gives under a neighbouring name, or not at all."""
 _NOT_CURVES = ("reward/timed_out",)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tepo.core.errors import nearest
 from tepo.evaluation import Evaluation, QuestionResult
 from tepo.evaluation.results import default_ks
 from tepo.lab.comparing import compare
@@ -182,6 +183,10 @@ def _notes(study: StudyConfig, records: Sequence[RunRecord], configs: Mapping[st
             f"{len(study.variants) - 1} variants are compared with {study.reference}; each interval is for one "
             "comparison alone and is not widened for their number"
         )
+    recorded = {key for record in records for line in record.lines for key in line}
+    for metric in study.thresholds:
+        if recorded and metric not in recorded:
+            notes.append(f"no run recorded {metric!r}, so nothing is said of its threshold.{nearest(metric, recorded)}")
     own = ("objective", "optim")
     others = [
         key

@@ -15,7 +15,7 @@ from tepo.core.files import write_json, write_text
 from tepo.core.text import quoted
 from tepo.lab.config import StudyConfig, Tuning
 from tepo.lab.curves import curve
-from tepo.lab.folder import DONE, FAILED, HALF, StudyFolder
+from tepo.lab.folder import DONE, FAILED, HALF, REFUSED, StudyFolder
 from tepo.lab.plan import PlannedRun, plan_runs, plan_tuning, refuse_changed, threads_each
 from tepo.lab.processes import Job, last_words, run_jobs
 from tepo.lab.report import write_report
@@ -30,7 +30,8 @@ def run_study(study: StudyConfig, *, say: Say, retry: bool = False) -> dict[str,
     """Make what is missing of a study and return its results (see `results`), also written to results.json.
 
     Finished runs are kept, half runs go on from their checkpoint, failed runs are kept with their error and made
-    anew only with `retry`. Raise `WorkError` when Ctrl-C stopped it, or when no run of a variant's grid succeeded.
+    anew only with `retry`. Raise `WorkError` when Ctrl-C stopped it, or when no run of a variant's grid succeeded, and
+    `InputError` when a run is refused before it begins: its data, model or reward is at fault, not the method.
     """
     folder = StudyFolder(Path(study.studies) / study.name)
     tuning = plan_tuning(study, folder)
@@ -112,7 +113,7 @@ def _score(tuning: Tuning, folder: StudyFolder, runs: Sequence[PlannedRun]) -> f
 
 
 def _make(study: StudyConfig, folder: StudyFolder, runs: Sequence[PlannedRun], *, say: Say, retry: bool) -> None:
-    """Run what is not finished of `runs`; raise `WorkError` when that was stopped."""
+    """Run what is not finished of `runs`; raise `WorkError` when that was stopped, `InputError` when one is refused."""
     by_name = {run.name: run for run in runs}
     jobs = [job for run in runs if (job := _job(study, folder, run, retry=retry)) is not None]
     if not jobs:
@@ -130,6 +131,8 @@ def _make(study: StudyConfig, folder: StudyFolder, runs: Sequence[PlannedRun], *
         done += 1
         run = by_name[name]
         state = folder.read_state(name, run.kind)
+        if state["status"] == REFUSED:
+            raise InputError(f"{name}: {state['error']}")
         if state["status"] not in (DONE, FAILED):
             how = f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
             folder.write_state(name, FAILED, f"{how}\n{last_words(folder.log(name))}".strip())
