@@ -27,6 +27,11 @@ _MOST_THREADS = 8
 Body = Callable[[slice, list[Tensor]], None]
 
 
+def threads_of(device: torch.device) -> int:
+    """Return how many threads share the blocks of a device's logits."""
+    return min(torch.get_num_threads(), _MOST_THREADS) if device.type == "cpu" else 1
+
+
 def each_block(logits: Tensor, body: Body, *, buffers: int) -> None:
     """Call `body` with the rows of each block of logits [n, V] and as many buffers [b, V], float32 or better.
 
@@ -36,7 +41,7 @@ def each_block(logits: Tensor, body: Body, *, buffers: int) -> None:
     rows, vocabulary = logits.shape
     on_cpu = logits.device.type == "cpu"
     size = max(1, (_BLOCK_CPU if on_cpu else _BLOCK_DEVICE) // vocabulary)
-    threads = min(torch.get_num_threads(), _MOST_THREADS, -(-rows // size)) if on_cpu else 1
+    threads = min(threads_of(logits.device), -(-rows // size))
     inference = torch.is_inference_mode_enabled()
 
     def work(first: int, last: int) -> None:
@@ -67,6 +72,7 @@ def _workers(_process: int, threads: int) -> ThreadPoolExecutor:
     together = Barrier(threads + 1)
 
     def alone() -> None:
+        torch.get_num_threads()  # a thread takes the process's number over at its first use, so this comes first
         torch.set_num_threads(1)
         together.wait()
 

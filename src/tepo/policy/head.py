@@ -60,7 +60,7 @@ class Head:
     post: Post = Post()
     dtype: torch.dtype = torch.float32
     active: Callable[[], AbstractContextManager[Any]] = field(default=nullcontext)
-    keep_bytes: int = 64 << 20
+    keep_bytes: int = 128 << 20
     kernel: Literal["torch", "triton"] = "torch"
 
     @property

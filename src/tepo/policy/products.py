@@ -19,37 +19,44 @@ _SLICE = 8192
 
 
 class LinearProducts:
-    """A plain linear head. `totals` are the gradients summed so far, in the order of the parameters."""
+    """A plain linear head, its weight [V, D] and bias in the compute precision.
+
+    `totals` are the gradients summed so far, in the order of the parameters.
+    """
 
     def __init__(self, head: Head, parameters: Sequence[Tensor], wanted: Sequence[bool]) -> None:
         self._dtype = head.dtype
-        self._weight, self._bias = [*(parameter.detach().to(head.dtype) for parameter in parameters), None][:2]
+        cast = [parameter.detach().to(head.dtype) for parameter in parameters]
+        self.weight: Tensor = cast[0]
+        self.bias: Tensor | None = cast[1] if len(cast) > 1 else None
         self._logits: Tensor | None = None
         self.totals = _zeros(parameters, wanted)
 
     def raw(self, hidden: Tensor) -> Tensor:
         """Return the head's output [n, V], which holds until the next call."""
-        assert self._weight is not None
         rows = len(hidden)
         if self._logits is None or len(self._logits) < rows:
-            self._logits = hidden.new_empty(rows, len(self._weight), dtype=self._dtype)
+            self._logits = hidden.new_empty(rows, len(self.weight), dtype=self._dtype)
         out = self._logits[:rows]
         hidden = hidden.to(self._dtype)
         with torch.autocast(hidden.device.type, enabled=False):
-            if self._bias is None:
-                return torch.mm(hidden, self._weight.t(), out=out)
-            return torch.addmm(self._bias, hidden, self._weight.t(), out=out)
+            if self.bias is None:
+                return torch.mm(hidden, self.weight.t(), out=out)
+            return torch.addmm(self.bias, hidden, self.weight.t(), out=out)
+
+    def release(self) -> None:
+        """Let go of the memory of earlier outputs: the next one has its own, of its own size."""
+        self._logits = None
 
     def push(self, hidden: Tensor, grad: Tensor, needs_hidden: bool) -> Tensor | None:
         """Add to the parameters' gradients, and return the hidden states', from the gradient in the output."""
-        assert self._weight is not None
         of_weight, of_bias = [*self.totals, None][:2]
         if of_bias is not None:
             of_bias.add_(grad.sum(0, dtype=of_bias.dtype))
         with torch.autocast(hidden.device.type, enabled=False):
             if of_weight is not None:
                 _add_product(of_weight, grad, hidden.to(self._dtype))
-            return grad @ self._weight if needs_hidden else None
+            return grad @ self.weight if needs_hidden else None
 
 
 class AutogradProducts:

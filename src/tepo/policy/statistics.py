@@ -9,7 +9,7 @@ log p_y, H, sum p^2, sum p^2 log p and KL = sum p (log p - log q). Their gradien
 
 so the backward pass turns a chunk's logits in place into their own gradient, and goes on through the head; any head
 module works (tied, with a bias, with an adapter on it). The logits are computed again for it, except those of a plain
-linear head that fit into `Head.keep_bytes`: they wait. Inside a chunk the float32 arithmetic runs over blocks of a few
+linear head that fit into `Head.keep_bytes`: those wait. Inside a chunk the float32 arithmetic runs over blocks of a few
 rows (see `logits.py`).
 """
 
@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 from tepo.policy.blocks import each_block
 from tepo.policy.head import Head
 from tepo.policy.logits import gradient, softmax
-from tepo.policy.products import products
+from tepo.policy.products import AutogradProducts, LinearProducts, products
 
 
 @dataclass(frozen=True)
@@ -66,26 +66,30 @@ def token_statistics(hidden: Tensor, request: Request) -> TokenStatistics:
     entropy where `entropy_grad` is set; the other statistics are constants.
     """
     head = request.head
-    if head.kernel == "triton" and head.is_plain and not (request.sum_p2 or request.sum_p2_logp or request.reference):
-        from tepo.policy.triton_head import fused_statistics
-
-        logp, entropy = fused_statistics(hidden, request)
-        return TokenStatistics(logp, entropy, None, None, None)
-    keep = torch.is_grad_enabled() and _may_keep(head, request.targets.numel())
+    keep = _kept_rows(head, request.targets.numel()) if torch.is_grad_enabled() else 0
     outputs: tuple[Any, ...] = _HeadStatistics.apply(hidden, request, keep, *head.parameters())  # type: ignore[no-untyped-call]
     return TokenStatistics(*outputs)
 
 
-def _may_keep(head: Head, rows: int) -> bool:
-    """Whether the raw logits of all rows may wait for the backward pass."""
-    return head.is_plain and rows * len(head.parameters()[0]) * head.dtype.itemsize <= head.keep_bytes
+def _kept_rows(head: Head, rows: int) -> int:
+    """Return how many tokens' raw logits may wait for the backward pass."""
+    if head.kernel == "triton" or not head.is_plain:
+        return 0
+    return min(rows, head.keep_bytes // (len(head.parameters()[0]) * head.dtype.itemsize))
+
+
+def _fused(head: LinearProducts | AutogradProducts, request: Request) -> LinearProducts | None:
+    """Return the products if the Triton kernel covers this head and these statistics."""
+    chosen = request.head.kernel == "triton" and not (request.sum_p2 or request.sum_p2_logp or request.reference)
+    covered = isinstance(head, LinearProducts) and request.head.dtype in (torch.float32, torch.bfloat16)
+    return head if chosen and covered and isinstance(head, LinearProducts) else None
 
 
 class _HeadStatistics(torch.autograd.Function):
     """Chunked statistics; the backward pass uses the kept logits or computes one chunk of them at a time again."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, request: Request, keep: bool, *parameters: Tensor) -> tuple[Any, ...]:
+    def forward(ctx: Any, hidden: Tensor, request: Request, keep: int, *parameters: Tensor) -> tuple[Any, ...]:
         found, raw = _forward(hidden, request, keep, parameters)
         outputs = (
             found["logp"],
@@ -98,7 +102,7 @@ class _HeadStatistics(torch.autograd.Function):
         ctx.mark_non_differentiable(*[output for output in constants if output is not None])
         ctx.set_materialize_grads(False)
         ctx.request = request
-        ctx.kept = raw if keep else None
+        ctx.kept, ctx.keep = [raw] if keep else [], keep
         # Saved, not read from the head later: an optimizer step in between is then an error, not a wrong gradient.
         ctx.save_for_backward(
             hidden, found["top"], found["total"], found.get("entropy"), found.get("kl_full"), *parameters
@@ -116,14 +120,16 @@ class _HeadStatistics(torch.autograd.Function):
             upstream |= {"entropy": grad_entropy, "entropy_value": entropy}
         if grad_kl is not None:
             upstream |= {"kl_full": grad_kl, "kl_value": kl}
-        kept, ctx.kept = ctx.kept, None  # overwritten below, so a second backward pass computes them again
+        kept, ctx.kept = ctx.kept, []  # overwritten below, so a second backward pass computes them again
         needs_hidden, _, _, *wanted = ctx.needs_input_grad
-        grad_hidden, grad_parameters = _backward(hidden, request, parameters, upstream, kept, needs_hidden, wanted)
+        grad_hidden, grad_parameters = _backward(
+            hidden, request, parameters, upstream, (ctx.keep, kept), needs_hidden, wanted
+        )
         return (grad_hidden, None, None, *grad_parameters)
 
 
 def _forward(
-    hidden: Tensor, request: Request, keep: bool, parameters: tuple[Tensor, ...]
+    hidden: Tensor, request: Request, keep: int, parameters: tuple[Tensor, ...]
 ) -> tuple[dict[str, Tensor], Tensor | None]:
     """Return every statistic [N] that the request needs, by name, and the raw logits of the last chunk."""
     head = products(request.head, parameters)
@@ -132,8 +138,15 @@ def _forward(
     rows = request.targets.numel()
     found = {name: hidden.new_empty(rows, dtype=wide) for name in _names(request)}
     raw = None
-    for part in _chunks(rows, max(rows, 1) if keep else request.chunk):
+    if rows and (plain := _fused(head, request)):
+        from tepo.policy import triton_head
+
+        triton_head.fold(plain, hidden, request, found)
+        return found, None
+    for part in _parts(request, keep):
         raw = other = None  # before the next chunk is computed
+        if keep and part.stop == rows and isinstance(head, LinearProducts):
+            head.release()
         raw = head.raw(hidden[part].detach())
         other = None if reference is None else reference(part)
         _fold(raw, other, part, request, found)
@@ -151,20 +164,29 @@ def _backward(
     request: Request,
     parameters: list[Tensor],
     upstream: dict[str, Tensor],
-    kept: Tensor | None,
+    last: tuple[int, list[Tensor]],
     needs_hidden: bool,
     wanted: list[bool],
 ) -> tuple[Tensor | None, list[Tensor | None]]:
-    """Return the gradients in the hidden states and in the head's parameters (None where not wanted)."""
+    """Return the gradients in the hidden states and in the head's parameters (None where not wanted).
+
+    `last` is how many rows the last part has, and its raw logits where they were kept; they are overwritten.
+    """
     head = products(request.head, parameters, wanted)
     reference = _reference(request) if "kl_full" in upstream else None
     grad_hidden = torch.zeros_like(hidden) if needs_hidden else None
-    rows = request.targets.numel()
-    for part in _chunks(rows, max(rows, 1) if kept is not None else request.chunk):
+    keep, kept = last
+    parts = _parts(request, keep)
+    for part in [*parts[-1:], *parts[:-1]] if kept else parts:  # what was kept first, which makes room for the others
         chunk = hidden[part].detach().requires_grad_(needs_hidden)
-        raw = head.raw(chunk) if kept is None else kept
         other = None if reference is None else reference(part)
-        _to_gradient(raw, other, part, upstream, request)
+        if plain := _fused(head, request):
+            from tepo.policy import triton_head
+
+            raw = triton_head.logit_gradient(plain, chunk.detach(), request, part, upstream)
+        else:
+            raw = kept.pop() if kept else head.raw(chunk)
+            _to_gradient(raw, other, part, upstream, request)
         of_hidden = head.push(chunk.detach(), raw, needs_hidden)
         if grad_hidden is not None and of_hidden is not None:
             grad_hidden[part] = of_hidden
@@ -228,5 +250,8 @@ def _reference(request: Request) -> Callable[[slice], Tensor] | None:
     return lambda part: head.raw(hidden[part].detach())
 
 
-def _chunks(rows: int, size: int) -> list[slice]:
-    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+def _parts(request: Request, keep: int) -> list[slice]:
+    """Return the chunks of tokens; the last one are the `keep` tokens whose logits wait for the backward pass."""
+    rows = request.targets.numel()
+    chunks = [slice(start, min(start + request.chunk, rows - keep)) for start in range(0, rows - keep, request.chunk)]
+    return [*chunks, slice(rows - keep, rows)] if keep else chunks
