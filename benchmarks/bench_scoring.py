@@ -120,7 +120,7 @@ GIVEN: dict[str, tuple[Callable[..., Any], tuple[str, ...], bool]] = {
 
 
 def work(told: dict[str, Any]) -> dict[str, Any]:
-    """Measure one side; the first call, which may compile, sets no memory."""
+    """Measure one side's time, and the memory a call adds."""
     import torch
 
     torch.manual_seed(0)
@@ -136,7 +136,6 @@ def work(told: dict[str, Any]) -> dict[str, Any]:
                 function(logits, targets)
     else:
         function = HEADS[told["side"]][0]
-        # In place: what a temporary leaves free would hide as much of what is measured.
         weight = torch.nn.Parameter(torch.empty(vocabulary, told["hidden"]).normal_(std=told["hidden"] ** -0.5))
         hidden = torch.randn(told["tokens"], told["hidden"]).to(dtype).requires_grad_(True)
         targets = torch.randint(vocabulary, (told["tokens"],))
@@ -145,11 +144,8 @@ def work(told: dict[str, Any]) -> dict[str, Any]:
         def once() -> None:
             function(hidden, weight, targets).backward()
 
-    before = harness.reset_peak()
-    start = harness.median_seconds(once, 1, warm_up=0)
-    extra = harness.memory_mb() - before
-    seconds = harness.median_seconds(once, told["repeats"], warm_up=0) if told["repeats"] else start
-    return {"seconds": seconds, "extra_mb": max(extra, 0.1)}
+    extra = harness.extra_mb(once)
+    return {"seconds": harness.median_seconds(once, told["repeats"], warm_up=0), "extra_mb": max(extra, 0.1)}
 
 
 def sides(shape: Mapping[str, Any], table: Mapping[str, Any]) -> list[harness.Side]:
@@ -166,7 +162,7 @@ def main() -> None:
     parser.add_argument("--dtype", nargs="+", choices=["float32", "bfloat16"], default=["bfloat16", "float32"])
     chosen = parser.parse_args()
     report = harness.Report("scoring", chosen)
-    tokens, repeats = (256, 0) if chosen.quick else (TOKENS, 2)
+    tokens, repeats = (256, 1) if chosen.quick else (TOKENS, 2)
     for vocabulary in (2_048,) if chosen.quick else VOCABULARIES:
         for dtype in chosen.dtype:
             shape: dict[str, Any] = {"kind": "head", "tokens": tokens, "hidden": HIDDEN, "vocabulary": vocabulary}

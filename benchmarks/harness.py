@@ -8,6 +8,8 @@ does meanwhile falls on both. As a child (`--child`) the same file does one side
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import json
 import os
 import platform
@@ -63,9 +65,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--pairs", type=int, default=5, help="rounds in which every side runs once (default 5)")
     made.add_argument("--json", type=Path, help="where the result is written (default benchmarks/results/NAME.json)")
-    made.add_argument(
-        "--quick", action="store_true", help="tiny shapes, one round: only to see that it runs"
-    )
+    made.add_argument("--quick", action="store_true", help="tiny shapes, one round: only to see that it runs")
     made.add_argument("--only", default="", help="run only the cases whose name contains this text")
     return made
 
@@ -243,6 +243,21 @@ def reset_peak() -> float:
     """Set this process's peak back to what it holds now and return that, in MiB."""
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     return memory_mb("VmRSS")
+
+
+def extra_mb(work: Callable[[], Any]) -> float:
+    """Return the memory that a second call of `work` adds to what is held, in MiB.
+
+    The first call imports, compiles and fills caches. What it leaves free is given back to the kernel before the
+    second, for free memory inside the process would hide as much of what is measured.
+    """
+    work()
+    gc.collect()
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
+    before = reset_peak()
+    work()
+    return memory_mb() - before
 
 
 def median_seconds(work: Callable[[], Any], repeats: int, warm_up: int = 1) -> float:

@@ -1,4 +1,4 @@
-"""Model folders that every side of a benchmark loads: made once, kept in build/benchmarks.
+"""Model folders that every side of a benchmark loads: made once, kept in build/benchmarks until that is removed.
 
     python benchmarks/models.py tiny-endless       # make it (where it is missing) and print its folder
 
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "benchmarks"
-SUPERVISED_STEPS = 300
+SUPERVISED_STEPS = 200
 SHORTEST, LONGEST = 4, 32
 ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJ"
 
@@ -50,7 +50,8 @@ def make(name: str) -> Path:
     aside.mkdir(parents=True)
     try:
         _write(name, aside)
-        aside.rename(folder)
+        if not folder.is_dir():  # another process may have made it meanwhile
+            aside.rename(folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return folder
