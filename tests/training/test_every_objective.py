@@ -46,4 +46,5 @@ def test_a_method_trains_three_steps(name: str, tmp_path: Path) -> None:
     undefined = {key for line in lines for key, value in line.items() if value is None and key != "length/terminated"}
     assert undefined == set()
     assert all(math.isfinite(line["loss"]) for line in lines)
+    assert not any(line["update/skipped"] for line in lines)
     assert max(line["grad/norm"] for line in lines) > 0, "nothing was learned from"
