@@ -44,6 +44,7 @@ def test_what_is_not_there_is_said_and_nothing_is_written(tepo_: Tepo, workplace
 
 
 def test_tokens_of_the_terminal_carry_sign_and_mark_and_obey_nothing() -> None:
+    assert coloured(["W" * 5000], None, [0], 1.0, signed=False).plain == "W" * 120 + "… (4880 more)"
     line = coloured(["up", "down", "\x1b[2J", "same\n"], [1.0, -1.0, 0.0, 0.0], [1, 16, 0, 2], 1.0, signed=True)
     assert line.plain == "+up▾-down◉␛[2Jsame⏎▴\n"
     out = Console(width=80, color_system=None)

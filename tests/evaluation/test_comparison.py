@@ -111,3 +111,25 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say(questions: int, le
         rows = (draws.random((300, questions)) < p).astype(float)
         covered = np.mean([one.low <= p <= one.high for one in estimates(rows.tolist())])
         assert least <= covered <= 0.99
+
+
+@pytest.mark.parametrize(
+    ("answers", "value"),
+    [
+        ("4 4 4 4 4 5 5 6", 1.0),
+        ("4 4 4 5 5 5 5 6", 0.0),
+        ("4 4 4 5 5 5 6 7", 1 / 2),
+        ("4 4 5 5 6 6 7 7", 1 / 4),
+        ("4 - - - - - - -", 1.0),
+        ("- - - - - - - -", 0.0),
+        ("4 5 6 7 8 9 10 11", 1 / 8),
+        ("4 4 - - - - - 5", 1.0),
+        ("5 5 5 5 5 5 5 5", 0.0),
+    ],
+)
+def test_maj_at_8_is_the_vote_counted_by_hand(answers: str, value: float) -> None:
+    samples = tuple(
+        SampleResult("", float(text == "4"), text == "4", None if text == "-" else text, 1, "eos")
+        for text in answers.split()
+    )
+    assert QuestionResult("q", "2 + 2", "4", samples).majority_at(8) == pytest.approx(value)

@@ -89,6 +89,13 @@ def test_time_ratio_of_runs_twice_as_slow() -> None:
     assert time_ratio(never, never) is None
 
 
+def test_few_seeds_that_agree_to_the_step_do_not_settle_a_ratio() -> None:
+    every, length = np.ones(2, dtype=bool), np.full(2, 12.0)
+    ratio = time_ratio(Times(np.full(2, 10.0), every, length), Times(np.full(2, 5.0), every, length))
+    assert ratio is not None
+    assert (ratio.value, ratio.low, ratio.high) == (0.5, None, None)
+
+
 def test_first_reached_takes_a_full_window() -> None:
     x, y = np.arange(1.0, 7.0), np.asarray([9.0, 0, 0, 3, 3, 3])
     assert first_reached(x, y, 3.0, window=3) == (3.0, True)

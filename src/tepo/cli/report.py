@@ -16,13 +16,13 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
     """Write report.html: verdict, curves, benchmark, objectives on the same tokens, health, provenance."""
-    from tepo.cli.terminal import print_json
+    from tepo.cli.terminal import plain, print_json
     from tepo.lab.report import write_report, write_run_report
 
     path = write_report(run) if (run / "study.toml").is_file() else write_run_report(run)
     if as_json:
         print_json({"report": str(path)})
         return
-    typer.echo(str(path))
+    typer.echo(plain(str(path)))
     if opened:
         typer.launch(path.resolve().as_uri())

@@ -49,14 +49,14 @@ def view(
     if terminal:
         _show(run, step, objective or [], quantity, most or SHOWN)
         return
-    from tepo.cli.terminal import print_json
+    from tepo.cli.terminal import plain, print_json
     from tepo.lab.view import MOST_RESPONSES, write_view
 
     path, words = write_view(run, step=step, names=objective or (), most=most or MOST_RESPONSES)
     if as_json:
         print_json({"view": str(path), "holds": words})
     else:
-        typer.echo(f"{path}: {words}")
+        typer.echo(plain(f"{path}: {words}"))
     if opened and not as_json:
         typer.launch(path.resolve().as_uri())
 
@@ -123,12 +123,12 @@ def coloured(
     """Return the tokens of a response with their colours, signs and marks; nothing in them is obeyed."""
     from rich.text import Text
 
-    from tepo.cli.terminal import plain
+    from tepo.lab.view import shown_token
 
     line = Text()
     for index, token in enumerate(tokens):
         marks = "".join(glyph for bit, glyph in _GLYPHS.items() if flags[index] & bit)
-        text = plain(token).replace("\n", "⏎").replace("\t", "⇥") + marks + "\n" * token.count("\n")
+        text = shown_token(token).replace("\n", "⏎").replace("\t", "⇥") + marks + "\n" * token.count("\n")
         if values is None:
             line.append(text)
             continue

@@ -179,7 +179,7 @@ def seed_ratio(
 
     Each statistic is a function of row indices. Where both have the same number of runs they are taken as paired by
     seed and resampled together. The bootstrap's standard error is corrected for few seeds by sqrt(n / (n - 1)) and
-    given Student's tails. None where a value is not above 0.
+    given Student's tails; without any spread there is no interval. None where a value is not above 0.
     """
     every = np.arange(first_seeds), np.arange(second_seeds)
     below, above = first(every[0]), second(every[1])
@@ -197,7 +197,11 @@ def seed_ratio(
         drawn = first(rows), second(others)
         if min(drawn) > 0:
             logs.append(math.log(drawn[1] / drawn[0]))
-    half = t_quantile(seeds - 1) * math.sqrt(seeds / (seeds - 1)) * float(np.std(logs))
+    spread = float(np.std(logs))
+    if spread < 1e-12:
+        # Times are counted in whole steps: few seeds that agree to the step do not say that all seeds would.
+        return Effect(value, None, None, seeds)
+    half = t_quantile(seeds - 1) * math.sqrt(seeds / (seeds - 1)) * spread
     return Effect(value, value * math.exp(-min(half, 50.0)), value * math.exp(min(half, 50.0)), seeds)
 
 

@@ -26,6 +26,8 @@ from tepo.training.loading import read_toml
 OTHERS = ("tepo", "grpo", "dapo", "gspo", "max-entropy")
 """Methods every viewer offers beside the run's own."""
 MOST_RESPONSES = 10_000
+LONGEST_TOKEN = 120
+"""Characters of a token that are shown."""
 CHUNK = 50
 """Responses packed together; the page unpacks only those it shows."""
 _STEP_FILE = re.compile(r"step-(\d+)\.jsonl")
@@ -216,7 +218,7 @@ def response_data(record: Mapping[str, Any], row: int, seen: Mapping[str, Inspec
     fields = {key: squeezed(record[name]) for key, name in names.items() if name in record}
     tokens = record.get("tokens") or [str(token) for token in record["token_ids"]]
     return {
-        "t": [_shown(token) for token in tokens],
+        "t": [shown_token(token) for token in tokens],
         **fields,
         "o": {name: inspection_data(inspection, row, size) for name, inspection in seen.items()},
     }
@@ -303,8 +305,11 @@ def _add_row(rows: dict[str, list[Any]], step: int, record: Mapping[str, Any], p
         rows[name].append(value)
 
 
-# Most tokens of a run are the same few thousand texts.
-_shown = lru_cache(maxsize=65_536)(plain)
+@lru_cache(maxsize=65_536)  # most tokens of a run are the same few thousand texts
+def shown_token(token: str) -> str:
+    """Return a token's text made harmless and, where a vocabulary has absurd ones, short."""
+    text = plain(token)
+    return text if len(text) <= LONGEST_TOKEN else f"{text[:LONGEST_TOKEN]}… ({len(text) - LONGEST_TOKEN} more)"
 
 
 def _words(value: object) -> str | None:

@@ -99,6 +99,8 @@ function drawAtK(sides) {
 
 function drawFlips(contrasts) {
   const box = document.getElementById("flips-box");
+  const LONGEST = 240;
+  const cut = (text) => (text.length > LONGEST ? `${text.slice(0, LONGEST)} …` : text);
   const percent = (share) => `${Math.round(100 * share)} %`;
   const answered = (name, responses) => el("div", { class: "side" }, el("h3", {}, name), responses.map((one) =>
     el("div", {}, el("div", { class: `badge ${one.passed ? "right" : "wrong"}` }, one.passed ? "✓ right" : "✗ wrong",
@@ -115,9 +117,10 @@ function drawFlips(contrasts) {
           body.hidden = !body.hidden;
           button.setAttribute("aria-expanded", String(!body.hidden));
           if (body.childElementCount) return;
+          if (question.question.length > LONGEST) body.append(el("pre", {}, question.question));
           body.append(el("p", { class: "dim" }, `reference: ${question.answer ?? "none"}`),
             el("div", { class: "sides" }, answered(contrast.first, question.responses[0]), answered(contrast.second, question.responses[1])));
-        } }, el("span", { class: after > before ? "good" : "bad" }, after > before ? "better ▲ " : "worse ▼ "), `${percent(before)} → ${percent(after)}  `, question.question);
+        } }, el("span", { class: after > before ? "good" : "bad" }, after > before ? "better ▲ " : "worse ▼ "), `${percent(before)} → ${percent(after)}  `, cut(question.question));
         return el("li", {}, button, body);
       }));
     box.append(el("h3", {}, `${contrast.second} against ${contrast.first}`),
