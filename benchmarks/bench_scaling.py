@@ -77,9 +77,9 @@ def curve(report: harness.Report, name: str, points: list[tuple[str, dict[str, A
         for kind in ("seconds", "update_seconds"):
             measured = [(s["tokens"]["median"], s[kind]["median"]) for s in found["sides"].values()]
             found[f"fit_{kind}"] = line = fit(measured)
-            what = "step" if kind == "seconds" else "updates of a step"
+            what = "a step takes" if kind == "seconds" else "the updates of a step take"
             report.note(
-                f"{name}: the {what} takes {1e6 * line['slope']:.3g} us a token and {1e3 * line['intercept']:.3g} ms,"
+                f"{name}: {what} {1e6 * line['slope']:.3g} us a token and {1e3 * line['intercept']:.3g} ms,"
                 f" R^2 = {line['r2']:.4f}"
             )
 

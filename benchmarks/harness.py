@@ -70,6 +70,15 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     return made
 
 
+def command(arguments: Sequence[str]) -> str:
+    """Return what to type for the same measurement, without where its result was written."""
+    script, *rest = arguments
+    if "--json" in rest:
+        place = rest.index("--json")
+        rest = rest[:place] + rest[place + 2 :]
+    return " ".join(["python", f"benchmarks/{Path(script).name}", *rest])
+
+
 class Report:
     """Collects cases; after every one the JSON is written anew, so that a broken-off run keeps what it has."""
 
@@ -79,7 +88,7 @@ class Report:
         self.path: Path = options.json or RESULTS / f"{name}.json"
         self.content: dict[str, Any] = {
             "benchmark": name,
-            "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+            "command": command(sys.argv),
             "made": datetime.now(UTC).isoformat(timespec="seconds"),
             "quick": bool(options.quick),
             "machine": machine(),
@@ -156,10 +165,10 @@ def run_side(script: str, side: Side) -> Result:
         to = Path(folder) / "result.json"
         told = {**side.work, "needs": list(side.needs), "folder": folder}
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **side.environment}
-        command = [side.python, script, "--child", json.dumps(told), str(to)]
+        order = [side.python, script, "--child", json.dumps(told), str(to)]
         try:
             done = subprocess.run(
-                command, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
+                order, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
             )
         except subprocess.TimeoutExpired:
             return {"failed": f"did not finish within {TIMEOUT_S:.0f} s"}
@@ -287,7 +296,7 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gib": round(total, 1),
         "instructions": sorted(flags & {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile"}),
-        "system": f"{platform.system()} {platform.release()}, glibc {platform.libc_ver()[1]}",
+        "system": f"{platform.system()}, {' '.join(platform.libc_ver())}",
         "python": platform.python_version(),
         "packages": {name: metadata.version(name) for name in packages if installed(name)},
         "threads": os.environ.get("OMP_NUM_THREADS", "torch's own choice"),

@@ -45,6 +45,14 @@ def test_sides_take_turns_and_one_that_fails_is_named(monkeypatch):
     assert found["sides"]["a"]["seconds"]["values"] == [1.0, 1.0, 1.0]
 
 
+def test_the_command_leaves_out_where_the_result_went():
+    import harness
+
+    assert harness.command(["/a/bench_step.py", "--json", "/b/c.json", "--pairs", "3"]) == (
+        "python benchmarks/bench_step.py --pairs 3"
+    )
+
+
 def test_floors_count_useful_operations():
     import floors
 
