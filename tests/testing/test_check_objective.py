@@ -268,7 +268,7 @@ def test_the_matrix_has_every_invariance_by_name() -> None:
         *("contract", "repeatable", "permutation", "splits", "float32", "bfloat16"),
         *("padding-left", "padding-right", "padding-both"),
         *("garbage nan", "garbage +inf", "garbage -inf", "garbage 1e10"),
-        *("extra-empty-row", "all-masked", "equal-rewards"),
+        *("extra-empty-row", "all-masked", "equal-rewards", "idle-rows"),
     }
 
 

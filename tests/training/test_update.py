@@ -16,7 +16,7 @@ from tepo.training.config import OptimConfig, TrainConfig
 from tepo.training.experience import score_old
 from tepo.training.learner import Learner
 from tepo.training.micro import Budget
-from tepo.training.update import Material, accumulate, combine, make_updates, plan, update
+from tepo.training.update import Material, accumulate, apart, combine, idle_rows, make_updates, plan, update
 
 GROUPS, SIZE = 4, 4
 OBJECTIVES = {
@@ -158,8 +158,7 @@ def test_parameters_after_five_updates(name: str) -> None:
 @pytest.mark.parametrize("share", ["never", "auto", "always"])
 def test_nothing_is_masked_and_no_ratio_moves_at_equal_weights(dtype: Any, share: Any) -> None:
     """The first update's values are bit for bit the old ones: same rows in the same company."""
-    config = PolicyConfig(path="builtin:tiny", device="cpu", dtype=dtype, share_prompts=share)
-    policy = load_policy(config, seed=0)
+    policy = load_policy(PolicyConfig(path="builtin:tiny", device="cpu", dtype=dtype, share_prompts=share), seed=0)
     method = objective("tepo", kl_coef=1.0)
     config = TrainConfig(prompts=GROUPS, group_size=SIZE, mini_batches=2, micro_tokens=60)
     rows = recorded()
@@ -245,3 +244,87 @@ def test_updates_follow_the_plan() -> None:
     assert learned.trained_tokens == 2 * sum(len(row.response) for row in found.sequences)
     assert learned.entropy is not None
     assert bool(torch.isfinite(learned.logp[found.prepared.batch.mask]).all())
+
+
+def equal_rewards(found: Material, groups: int, method: Objective) -> Material:
+    """Return the material with equal rewards in the first groups, prepared anew."""
+    batch = found.prepared.batch
+    assert batch.rewards is not None
+    rewards = batch.rewards.clone()
+    rewards[: groups * SIZE] = 1.0
+    prepared = method.prepare(batch.replace(rewards=rewards, advantage=None, informative=None))
+    return dataclasses.replace(found, prepared=prepared)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_rows_that_can_change_nothing_are_not_computed_and_change_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends, computed, seen = [], [], []
+    for skip in (False, True):
+        policy, method = tiny(torch.float64), objective(name, **OBJECTIVES[name])
+        config = TrainConfig(prompts=GROUPS, group_size=SIZE)
+        found = equal_rewards(material(policy, method, config), 2, method)
+        idle = idle_rows(method, found.prepared.batch, method.init_state())
+        found = dataclasses.replace(found, idle=idle if skip else frozenset())
+        perturb(policy)
+        rows: list[int] = []
+        score = policy.score
+
+        def counted(part: list[TokenSequence], *, score: Any = score, rows: Any = rows, **rest: Any) -> Any:
+            rows.append(len(part))
+            return score(part, **rest)
+
+        monkeypatch.setattr(policy, "score", counted)
+        learner = Learner(policy, method, OptimConfig(lr=1e-3), updates_per_step=1, steps=1)
+        learned = make_updates(learner, found, budget=Budget(0, "x", quiet))
+        seen.append((idle, learned.metrics))
+        computed.append(sum(rows))
+        ends.append(torch.cat([p.detach().flatten() for p in policy.trainable_parameters()]))
+    moving = GROUPS * SIZE if name == "grpo" else (GROUPS - 2) * SIZE  # its KL holds every row
+    assert computed == [GROUPS * SIZE, moving]
+    assert float((ends[0] - ends[1]).norm()) < 1e-6
+    for metric in ("loss", "grad/norm", "advantage/mean", "clip/high"):
+        assert seen[1][1].get(metric) == pytest.approx(seen[0][1].get(metric), rel=1e-6, abs=1e-9)
+
+
+def test_the_moments_decay_where_no_row_can_change_anything() -> None:
+    ends = []
+    for skip in (False, True):
+        policy, method = tiny(), objective("dapo")
+        config = TrainConfig(prompts=GROUPS, group_size=SIZE)
+        first = material(policy, method, config)
+        nothing = equal_rewards(first, GROUPS, method)
+        idle = frozenset(range(GROUPS * SIZE))
+        assert idle_rows(method, nothing.prepared.batch, {}) == idle
+        learner = Learner(policy, method, OptimConfig(lr=1e-3), updates_per_step=2, steps=1)
+        for found in (first, dataclasses.replace(nothing, idle=idle if skip else frozenset())):
+            metrics = update(learner, found, found.plan[0][0], budget=Budget(0, "x", quiet), first=True)
+        assert metrics["grad/norm"] == 0.0
+        assert metrics["loss"] == 0.0
+        ends.append(torch.cat([p.detach().flatten() for p in policy.trainable_parameters()]))
+    assert torch.equal(ends[0], ends[1])
+
+
+def test_skipped_rows_count_in_metrics_with_the_old_policy_s_values() -> None:
+    policy, method = tiny(), objective("dapo")
+    found = equal_rewards(material(policy, method, TrainConfig(prompts=GROUPS, group_size=SIZE)), 2, method)
+    found = dataclasses.replace(found, idle=idle_rows(method, found.prepared.batch, {}))
+    perturb(policy)
+    learner = Learner(policy, method, OptimConfig(), updates_per_step=1, steps=1)
+    learned = make_updates(learner, found, budget=Budget(0, "x", quiet))
+    batch = found.prepared.batch
+    assert batch.old_entropy is not None
+    assert batch.old_logp is not None
+    assert learned.entropy is not None
+    assert torch.equal(learned.logp[: 2 * SIZE], batch.old_logp[: 2 * SIZE])
+    assert learned.metrics["entropy/new"] == pytest.approx(float(learned.entropy[batch.mask].mean()), rel=1e-5)
+    assert torch.equal(learned.entropy[: 2 * SIZE], batch.old_entropy[: 2 * SIZE])
+    ratio = (learned.logp - batch.old_logp).exp()[batch.mask]
+    assert learned.metrics["ratio/mean"] == pytest.approx(float(ratio.mean()), rel=1e-5)
+
+
+def test_old_values_of_skipped_rows_are_scored_apart() -> None:
+    assert apart([3, 1, 2, 0], {1, 3}) == [[2, 0], [3, 1]]
+    assert apart([0, 1], set()) == [[0, 1]]
+    assert apart([0, 1], {0, 1, 2}) == [[0, 1]]

@@ -20,6 +20,7 @@ from tepo.testing.outcomes import (
     Difference,
     Outcome,
     constants_that_move,
+    detached,
     differences,
     evaluate,
     metric_differences,
@@ -217,6 +218,21 @@ def equal_rewards(objective: Objective, batch: TokenBatch, expected: Outcome) ->
                 yield Difference(f"advantage of rewards all {value:.4g} in {dtype}", size, 0.0)
 
 
+def idle_rows(objective: Objective, batch: TokenBatch, expected: Outcome) -> Iterator[Difference]:
+    """Rows that the objective calls idle have no gradient, and without computing them nothing is missing."""
+    prepared = objective.prepare(detached(batch)).batch
+    idle = objective.idle(objective.statistics(prepared))
+    if not bool(idle.any()):
+        return
+    for name, gradient in expected.gradients.items():
+        size = float(gradient[idle].abs().max()) if gradient.dim() == 2 and gradient.numel() else 0.0
+        if size != 0:
+            yield Difference(f"gradient of {name} in an idle row", size, 0.0)
+    computed = (~idle).nonzero()[:, 0].tolist()
+    outcome = evaluate(objective, batch, [computed] if computed else [idle.nonzero()[0].tolist()])
+    yield from differences(Outcome(expected.loss, expected.gradients, outcome.metrics), outcome, EXACT)
+
+
 def token_fields(batch: TokenBatch) -> list[tuple[str, Tensor]]:
     """Return the fields `[B, T]` that are set, advantages among them."""
     names = (*TOKEN_FIELDS, "advantage")
@@ -241,6 +257,7 @@ INVARIANCES: dict[str, Invariance] = {
     "extra-empty-row": extra_empty_row,
     "all-masked": all_masked,
     "equal-rewards": equal_rewards,
+    "idle-rows": idle_rows,
 }
 
 # Invariances that make their own batch out of the given one: one kind is enough.

@@ -158,6 +158,9 @@ class TrainConfig(Section):
     micro_tokens: int = Field(default=8192, ge=0)
     """Tokens (prompt and response, padding counted) forwarded at once; 0 forwards a mini-batch whole. Never changes
     the result, only memory and speed."""
+    skip_zero_rows: bool = True
+    """Leave out of the updates what can change nothing: responses whose advantages are all 0 where no other term of the
+    objective acts on them. They count in denominators, and in metrics with the values of the old policy."""
     dynamic_sampling: bool = False
     """Drop groups whose rewards are all equal and draw further prompts in their place (DAPO)."""
     max_draws: float = Field(default=4.0, ge=1)

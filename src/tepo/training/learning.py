@@ -21,7 +21,7 @@ from tepo.training.metrics import mismatch_metrics
 from tepo.training.micro import Budget
 from tepo.training.pretraining import PretrainingText
 from tepo.training.scoring import score_rows
-from tepo.training.update import Learned, Material, make_updates, plan
+from tepo.training.update import Learned, Material, apart, computed_rows, idle_rows, make_updates, plan
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,13 @@ class Teacher:
         sequences = experience.sequences
         order = plan(experience.group_of_row, self.config.train, step=step)
         batch = token_batch(experience.groups, self.learner.policy.device)
+        idle = frozenset[int]()
+        if self.config.train.skip_zero_rows:
+            idle = idle_rows(self.learner.objective, batch, self.learner.state)
+        # Scored apart, so that the rows that updates compute have the same company here and there.
+        parts = [part for rows in order[0] for part in apart(rows, idle)]
         for add in (self._with_old_values, self._with_reference, self._with_other, self._with_critic):
-            batch = add(batch, sequences, order[0])
+            batch = add(batch, sequences, parts)
         try:
             check_finite(batch)
         except InputError as error:
@@ -75,6 +80,7 @@ class Teacher:
                     self.reference,
                     self.critic,
                     self.text,
+                    idle,
                 ),
                 budget=self.budget,
                 progress=lambda done, total: self.progress("updating", done, total),
@@ -82,6 +88,8 @@ class Teacher:
         self.clock.count("update", learned.trained_tokens)
         # With one update its own pass is the scorer's view of the sampling policy.
         scored = learned.logp if batch.old_logp is None else batch.old_logp
+        if batch.old_logp is None:
+            batch = batch.replace(mask=batch.mask & computed_rows(batch, idle)[:, None])
         mismatch = {} if scored is batch.rollout_logp else mismatch_metrics(batch, scored)
         return Lesson(prepared.batch, learned, {**prepared.metrics.values(), **mismatch, **learned.metrics})
 

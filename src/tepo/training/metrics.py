@@ -118,7 +118,7 @@ def length_metrics(lengths: Tensor, truncated: Tensor) -> dict[str, float]:
 
 def mismatch_metrics(batch: TokenBatch, scored: Tensor) -> dict[str, float]:
     """Return how far the sampler's log-probs are from the scorer's of the same policy, `[B, T]`."""
-    if batch.rollout_logp is None:
+    if batch.rollout_logp is None or not bool(batch.mask.any()):
         return {}
     difference = (batch.rollout_logp - scored)[batch.mask].double()
     return {

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import statistics as averages
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from tepo.core.errors import InputError
 from tepo.core.seeds import stream
-from tepo.objectives import Parts, Prepared, Statistics, TokenBatch
+from tepo.objectives import Objective, Parts, Prepared, Statistics, TokenBatch
 from tepo.policy import Policy, TokenSequence
 from tepo.training.config import TrainConfig
 from tepo.training.critic import Critic
@@ -37,13 +38,16 @@ class Material:
     """Learns from the same updates, where the objective has one."""
     text: PretrainingText | None = None
     """Mixed into the updates, where the objective has a term for it."""
+    idle: frozenset[int] = frozenset()
+    """Rows that need not be computed, unless an update finds that they can change something after all."""
 
 
 @dataclass(frozen=True)
 class Learned:
     """What came of a step's updates.
 
-    `logp` and `entropy` `[B, T]` are the current policy's values in the last pass in which each row took part.
+    `logp` and `entropy` `[B, T]` are the current policy's values in the last pass in which each row took part, and the
+    rollout batch's own for rows that took part in none.
     """
 
     metrics: dict[str, float]
@@ -73,6 +77,8 @@ def make_updates(
     """Make one optimizer update for each mini-batch of the plan; return their metrics, averaged over the updates."""
     batch = material.prepared.batch
     seen = {"logp": batch.logp.detach().clone()}
+    if batch.entropy is not None:
+        seen["entropy"] = batch.entropy.detach().clone()
     history: list[dict[str, float]] = []
     every = [rows for epoch in material.plan for rows in epoch]
     trained = 0
@@ -103,9 +109,11 @@ def update(
     mini = material.prepared.batch.take(index)
     fixed = objective.statistics(current_values(learner, material, mini, rows, budget, first), learner.state)
     sequences = [material.sequences[row] for row in rows]
+    idle = objective.idle(fixed).tolist() if material.idle else []
+    skipped = [place for place, row in enumerate(rows) if row in material.idle and idle[place]]
 
     def work(tokens: int) -> Parts:
-        return accumulate(learner, material, mini, fixed, sequences, tokens, rows, seen)
+        return accumulate(learner, material, mini, fixed, sequences, tokens, rows, seen, skipped)
 
     parts = budget.run(work, largest=padded_tokens(sequences, range(len(sequences))))
     metrics = parts.metrics()
@@ -124,18 +132,21 @@ def accumulate(
     tokens: int,
     rows: Sequence[int] = (),
     seen: dict[str, Tensor] | None = None,
+    skipped: Sequence[int] = (),
 ) -> Parts:
     """Add up the gradient of one mini-batch over micro-batches of at most `tokens` computed tokens.
 
     The share of every micro-batch is already divided by the mini-batch's denominators, so the split changes nothing.
+    Rows in `skipped`, places in the mini-batch, are not computed.
     """
     objective = learner.objective
+    computed = to_compute(sequences, skipped)
     critic = material.critic
     for one in (learner, critic):
         if one is not None:
             one.zero_grad()
     total: Parts | None = None
-    for part in micro_batches(sequences, range(len(sequences)), tokens, learner.policy.sharing):
+    for part in micro_batches(sequences, computed, tokens, learner.policy.sharing):
         chosen = [sequences[row] for row in part]
         scores = learner.policy.score(
             chosen,
@@ -156,10 +167,54 @@ def accumulate(
         if seen is not None:
             _remember(seen, [rows[row] for row in part], fields)
     assert total is not None
+    if len(computed) < len(sequences):
+        total += idle_parts(learner, mini, fixed, sorted(set(range(len(sequences))) - set(computed)))
     if material.text is not None:
         coef = objective.ptx_coef
         total += material.text.accumulate(learner.policy, coef, update=learner.updates, tokens=tokens)
     return total
+
+
+def to_compute(sequences: Sequence[TokenSequence], skipped: Sequence[int]) -> list[int]:
+    """Return the rows that are not skipped; the shortest one where all are, so that the optimizer sees its gradient
+    of 0 and its moments decay."""
+    kept = sorted(set(range(len(sequences))) - set(skipped))
+    return kept or [min(range(len(sequences)), key=lambda row: len(sequences[row]))]
+
+
+def idle_parts(learner: Learner, mini: TokenBatch, fixed: Statistics, rows: Sequence[int]) -> Parts:
+    """Return the share of rows that are not computed: nothing of loss and gradient, and metrics as if the policy were
+    still the old one there, since nothing else is known of them."""
+    index = torch.tensor(rows, device=mini.logp.device)
+    micro = mini.take(index)
+    absent = [name for name in learner.objective.needs.scores & set(FIELDS) if getattr(micro, name) is None]
+    micro = micro.replace(**{name: torch.zeros_like(micro.logp) for name in absent})  # nothing of theirs is used
+    with torch.no_grad():
+        return learner.objective.partial(micro, fixed.take(index), learner.state)
+
+
+def idle_rows(objective: Objective, batch: TokenBatch, state: Mapping[str, Tensor]) -> frozenset[int]:
+    """Return the rows of a rollout batch that can change nothing, as far as that is known before they are scored.
+
+    None where the objective's advantages need values that only scoring gives.
+    """
+    try:
+        prepared = objective.prepare(batch, state)
+        idle = objective.idle(objective.statistics(prepared.batch, state))
+    except InputError:  # a field is missing; what is wrong with those there shows when all are
+        return frozenset()
+    return frozenset(idle.nonzero()[:, 0].tolist())
+
+
+def apart(rows: Sequence[int], idle: Collection[int]) -> list[list[int]]:
+    """Return the rows that are computed and the idle ones, each in a list of their own where there are any."""
+    parts = [[row for row in rows if (row in idle) == still] for still in (False, True)]
+    return [part for part in parts if part]
+
+
+def computed_rows(batch: TokenBatch, idle: Collection[int]) -> Tensor:
+    """Return which rows are not idle, bool `[B]`."""
+    return torch.tensor([row not in idle for row in range(len(batch.mask))], device=batch.mask.device)
 
 
 def current_values(
