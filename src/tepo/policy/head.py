@@ -60,7 +60,7 @@ class Head:
     post: Post = Post()
     dtype: torch.dtype = torch.float32
     active: Callable[[], AbstractContextManager[Any]] = field(default=nullcontext)
-    keep_bytes: int = 128 << 20
+    keep_bytes: int = 96 << 20
     kernel: Literal["torch", "triton"] = "torch"
 
     @property
@@ -75,17 +75,10 @@ class Head:
         if isinstance(self.module, Identity):
             return "dense: the model's own logits, all at once"
         if not self.is_plain:
-            return (
-                f"chunked: {type(self.module).__name__} through autograd, logits computed again for the backward pass"
-            )
+            return f"chunked: {type(self.module).__name__} through autograd"
         if self.kernel == "triton":
             return "triton: one fused kernel (untested on hardware), chunked where it does not cover a statistic"
-        kept = (
-            f"up to {self.keep_bytes >> 20} MiB of logits kept for the backward pass"
-            if self.keep_bytes
-            else "none kept"
-        )
-        return f"chunked: one linear layer, its products written out, {kept}"
+        return f"chunked: a plain linear layer, up to {self.keep_bytes >> 20} MiB of logits kept for the backward pass"
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the parameters of the module, in a fixed order."""

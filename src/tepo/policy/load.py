@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 
@@ -17,6 +18,7 @@ from tepo.policy.head import Head
 from tepo.policy.lora import Adapter, add_adapter, load_adapter
 from tepo.policy.policy import Policy
 from tepo.policy.probe import UnusualHeadError, find_head, why_not_shared
+from tepo.policy.scoring import why_no_kernel
 from tepo.policy.smollm2 import ensure_smollm2
 from tepo.policy.source import Source, find_source, similar_folders
 from tepo.policy.tiny import tiny_model, tiny_tokenizer
@@ -161,10 +163,14 @@ def _find_head(policy: Policy, config: PolicyConfig, say: Say) -> Head | None:
     if config.head == "dense":
         return None
     try:
-        return find_head(policy.model, dtype=policy.compute_dtype, context=policy.compute_context)
+        head = find_head(policy.model, dtype=policy.compute_dtype, context=policy.compute_context)
+        if config.head == "triton" and (reason := why_no_kernel(policy.device, head)):
+            raise InputError(f"model.head='triton' does not work for {config.path!r}: {reason}; set model.head='auto'")
+        kernel: Literal["torch", "triton"] = "triton" if config.head == "triton" else "torch"
+        return replace(head, keep_bytes=config.head_keep_mib << 20, kernel=kernel)
     except UnusualHeadError as error:
-        if config.head == "chunked":
-            raise InputError(f"model.head='chunked' does not work for {config.path!r}: {error}") from error
+        if config.head in ("chunked", "triton"):
+            raise InputError(f"model.head={config.head!r} does not work for {config.path!r}: {error}") from error
         say(
             f"the head of {config.path} is unusual ({error}); all logits of a batch are held at once, so memory"
             " grows with tokens x vocabulary"
