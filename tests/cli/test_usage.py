@@ -136,6 +136,21 @@ def test_doctor_reports_versions_extras_and_machine(tepo_: Tepo) -> None:
     assert "Machine" in tepo_("doctor").out
 
 
+def test_doctor_says_which_fast_paths_are_active_and_what_switches_them_off(tepo_: Tepo) -> None:
+    from tepo.training.loading import known_keys
+
+    keys = {key for key, _ in known_keys()}
+    for arguments in (("doctor", "--json"), ("doctor", "--model", "builtin:tiny", "--json")):
+        paths = {path["name"]: path for path in tepo_(*arguments).json["fast_paths"]}
+        assert paths["rows without signal left out"]["active"] is True
+        assert paths["fused layers in sampling"]["active"] is (True if "--model" in arguments else None)
+        for path in paths.values():
+            option = path["option"].partition("=")[0]
+            assert option in keys or option == "TEPO_KEEP_MEMORY"
+    assert "Fast paths" in tepo_("doctor").out
+    assert tepo_("doctor", "--model", "no/such/model").code == 2
+
+
 def test_doctor_says_what_to_type_for_what_is_missing(tepo_: Tepo, monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib import util
 

@@ -45,6 +45,11 @@ def test_the_environment_counts_as_on() -> None:
     assert _run(code) == "False"
 
 
+def test_the_environment_forbids_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(allocator.SWITCH, "0")
+    assert allocator.keep_freed_memory() is False
+
+
 def test_other_platforms_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocator.sys, "platform", "darwin")
     assert allocator.keep_freed_memory() is False

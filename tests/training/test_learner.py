@@ -55,6 +55,19 @@ def push(policy: Policy) -> None:
         parameter.grad = torch.full_like(parameter, 0.1 * (index + 1))
 
 
+def test_the_fused_step_is_the_ordinary_one() -> None:
+    weights = []
+    for fused in (True, False):
+        one = learner(objective("tepo"), weight_decay=0.1, fused=fused)
+        for _ in range(3):
+            push(one.policy)
+            one.apply_gradients()
+        weights.append(one.weight_tensors())
+        assert one.optimizer.param_groups[0]["fused"] is fused
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weight, weights[1][name], rtol=1e-5, atol=1e-7)
+
+
 def test_only_matrices_decay() -> None:
     groups = learner(objective("tepo"), weight_decay=0.1).optimizer.param_groups
     assert [group["weight_decay"] for group in groups] == [0.1, 0.0]

@@ -27,13 +27,19 @@ EXTRAS = {
 
 
 def doctor(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", metavar="MODEL", help="Load this model and say which fast paths it takes, and why not."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what this machine can do, what is missing, and what to type."""
+    """Say what this machine can do, which fast paths are active, what is missing, and what to type."""
     from tepo.cli.process import prepare
 
     prepare()
-    facts = examine()
+    facts = examine(model)
     from tepo.cli.terminal import print_json
 
     if as_json:
@@ -42,8 +48,10 @@ def doctor(
         _show(facts)
 
 
-def examine() -> dict[str, Any]:
-    """Return everything `tepo doctor` reports, as plain values."""
+def examine(model: str | None = None) -> dict[str, Any]:
+    """Return everything `tepo doctor` reports, as plain values; fast paths for one `model` where it is given."""
+    from tepo.cli.fast_paths import fast_paths
+
     facts: dict[str, Any] = {
         "tepo": _version("tepo") or "not installed",
         "python": platform.python_version(),
@@ -53,6 +61,7 @@ def examine() -> dict[str, Any]:
         "device": _device(),
         "memory": _memory(),
         "builtin_model": _builtin_model(),
+        "fast_paths": fast_paths(model),
     }
     facts["advice"] = _advice(facts)
     return facts
@@ -173,6 +182,9 @@ def _show(facts: dict[str, Any]) -> None:
         ("built-in model", f"{'in' if model['present'] else 'will be in'} {model['folder']}"),
     ]
     print_table("Machine", ("what", "here"), machine)
+    spoken = {True: "yes", False: "no", None: "by model"}
+    paths = [(path["name"], spoken[path["active"]], path["detail"], path["option"]) for path in facts["fast_paths"]]
+    print_table("Fast paths", ("path", "active", "where", "to switch it off"), paths)
     extras = [
         (name, "yes" if extra["present"] else "no", extra["for"], extra["install"] or "")
         for name, extra in facts["extras"].items()

@@ -17,17 +17,21 @@ _M_TOP_PAD = -2
 _M_MMAP_MAX = -4
 _TOP_PAD_BYTES = 256 << 20
 
+SWITCH = "TEPO_KEEP_MEMORY"
+"""Set this variable of the environment to 0 and the allocator is left as it is."""
+
 _kept = False
 
 
 def keep_freed_memory() -> bool:
     """Tell the allocator to keep what is freed and to grow in steps of 256 MiB; return whether it could be told.
 
-    Only glibc on Linux knows these settings. Call it before the first large allocation, so before torch computes.
+    Only glibc on Linux knows these settings, and `TEPO_KEEP_MEMORY=0` in the environment forbids them. Call it before
+    the first large allocation, so before torch computes.
     The process then stays at its peak size; nothing else changes.
     """
     global _kept  # noqa: PLW0603 - a setting of the process, like the allocator's own
-    if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
+    if os.environ.get(SWITCH) == "0" or sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
     mallopt.argtypes, mallopt.restype = [ctypes.c_int, ctypes.c_int], ctypes.c_int

@@ -98,6 +98,8 @@ class OptimConfig(Section):
     """Fraction of `lr` that `linear` and `cosine` end at."""
     grad_clip: float = Field(default=1.0, ge=0)
     """Largest global gradient norm; 0 leaves gradients as they are."""
+    fused: bool = True
+    """Step all parameters in one kernel where the device has it (cpu, cuda); false takes torch's ordinary loop."""
     state_lr: float = Field(default=1e-3, gt=0)
     """Learning rate of what an objective learns itself (its learnable scalars), where it has any."""
 

@@ -128,7 +128,7 @@ class ModelLearner:
             {"params": others, "weight_decay": 0.0, "learned": False},
             {"params": list(self._learned.values()), "weight_decay": 0.0, "learned": True},
         ]
-        self._fused = self.model.device.type in ("cpu", "cuda")
+        self._fused = self._config.fused and self.model.device.type in ("cpu", "cuda")
         return torch.optim.AdamW(
             [group for group in groups if group["params"]],
             lr=self._config.lr,

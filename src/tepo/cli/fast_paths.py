@@ -1,0 +1,94 @@
+"""The fast paths of a machine or of a model: which are active, why not, and the option that switches each off."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+
+def fast_paths(model: str | None) -> list[dict[str, Any]]:
+    """Return every fast path: `name`, `active` (None: decided for each model), `detail` and `option`.
+
+    Args:
+        model: a model as `model.path` names it, which is loaded to say what it can do; None says what the machine can.
+
+    Raises:
+        InputError: the model cannot be loaded.
+    """
+    return [*_of_the_machine(), *(_of_any_model() if model is None else _of_model(model))]
+
+
+def _path(name: str, active: bool | None, detail: str, option: str) -> dict[str, Any]:
+    return {"name": name, "active": active, "detail": detail, "option": option}
+
+
+def _of_the_machine() -> list[dict[str, Any]]:
+    from tepo.core import allocator
+    from tepo.policy.device import choose_device, has_native_bfloat16
+    from tepo.rollout.fused_model import has_packed_products
+
+    device = choose_device("auto")
+    native = has_native_bfloat16(device)
+    packed = device.type == "cpu" and has_packed_products()
+    triton = device.type == "cuda" and importlib.util.find_spec("triton") is not None
+    kept = allocator.is_on()
+    return [
+        _path("freed memory kept", kept, "glibc's allocator" if kept else "not glibc", f"{allocator.SWITCH}=0"),
+        _path("bfloat16 products", native, "from 20 M parameters on", "model.dtype=float32"),
+        _path("matrices packed for sampling", packed, "for the kernel library", "sampling.decoder=plain"),
+        _path(
+            "fused head kernel",
+            None if triton else False,
+            "with model.head=triton; not tried on hardware yet" if triton else "needs a CUDA device and triton",
+            "model.head=chunked",
+        ),
+        _path("fused optimizer step", device.type in ("cpu", "cuda"), "AdamW in one pass", "optim.fused=false"),
+        _path("rows without signal left out", True, "where nothing acts on them", "train.skip_zero_rows=false"),
+    ]
+
+
+def _of_any_model() -> list[dict[str, Any]]:
+    from tepo.rollout.fused_model import TYPES
+
+    return [
+        _path("fused layers in sampling", None, f"types {', '.join(TYPES)}", "sampling.decoder=plain"),
+        _path("logits in chunks", None, "most heads; a probe decides", "model.head=dense"),
+        _path("logits kept for the backward pass", None, "plain linear heads, 96 MiB", "model.head_keep_mib=0"),
+        _path("prompts computed once", None, "where it saves tokens; a probe decides", "model.share_prompts=never"),
+    ]
+
+
+def _of_model(path: str) -> list[dict[str, Any]]:
+    from tepo.policy import PolicyConfig, load_policy
+    from tepo.rollout import why_plain
+
+    config = PolicyConfig(path=path)
+    said: list[str] = []
+    policy = load_policy(config, say=said.append)
+    plain = why_plain(policy)
+    unusual = next((line for line in said if line.startswith("the head of")), "all logits at once")
+    separate = next((line for line in said if line.startswith("prompts of")), "switched off")
+    head = policy.head
+    keeps = head is not None and head.is_plain and head.keep_bytes > 0
+    shares = policy.sharing.mode != "never"
+    return [
+        _path("fused layers in sampling", plain is None, plain or "agrees with the model", "sampling.decoder=plain"),
+        _path(
+            "logits in chunks",
+            head is not None,
+            unusual if head is None else f"{config.head_chunk} tokens at once",
+            "model.head=dense",
+        ),
+        _path(
+            "logits kept for the backward pass",
+            keeps,
+            f"up to {config.head_keep_mib} MiB" if keeps else "the head is not a plain matrix",
+            "model.head_keep_mib=0",
+        ),
+        _path(
+            "prompts computed once",
+            shares,
+            "where it saves tokens" if shares else separate,
+            "model.share_prompts=never",
+        ),
+    ]
