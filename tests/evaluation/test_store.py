@@ -9,10 +9,8 @@ from test_evaluate import Speaker, Telling, problems
 
 from tepo.core.errors import InputError
 from tepo.evaluation import Evaluation, Store, evaluate
-from tepo.evaluation.presets import PRESETS, preset, recognised
 from tepo.rollout import SamplingConfig
 from tepo.tasks import Grader, Problem, RewardConfig
-from tepo.tasks.config import TaskConfig
 
 TEXTS = [["4", "5"], ["no", "7"], ["9", "9"], ["1", "x"], ["2", "2"]]
 
@@ -93,38 +91,3 @@ def test_progress_counts_what_was_there(tmp_path: Path) -> None:
 
     run(Reporting(TEXTS), store, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(5, 10), (9, 10)]
-
-
-@pytest.mark.parametrize(
-    ("file", "name"),
-    [
-        ("data/aime24.jsonl", "aime24"),
-        ("AIME_2025.parquet", "aime25"),
-        ("amc23.jsonl", "amc23"),
-        ("math500.jsonl", "math500"),
-        ("MATH-500.json", "math500"),
-        ("minerva_math.jsonl", "minerva"),
-        ("olympiadbench.jsonl", "olympiadbench"),
-        ("omni-math.jsonl", "omnimath"),
-        ("gsm8k.jsonl", "gsm8k"),
-        ("hmmt_2024.jsonl", "hmmt"),
-    ],
-)
-def test_benchmarks_are_known_by_the_names_of_their_files(file: str, name: str) -> None:
-    found = recognised(file)
-    assert found is not None
-    assert found is preset(name)
-
-
-def test_other_files_are_no_benchmark_and_unknown_names_are_errors() -> None:
-    assert recognised("set.jsonl") is None
-    assert recognised("arithmetic") is None
-    with pytest.raises(InputError, match="Did you mean 'aime24'"):
-        preset("aime2024")
-
-
-@pytest.mark.parametrize("one", PRESETS, ids=lambda one: one.name)
-def test_a_preset_is_valid_configuration_and_warns(one: Any) -> None:
-    TaskConfig.model_validate({"source": "x.jsonl", **one.task()})
-    RewardConfig.model_validate(one.reward)
-    assert len(one.note) > 40

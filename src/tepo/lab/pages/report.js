@@ -20,9 +20,11 @@ function downloads() {
   for (const table of document.querySelectorAll("table[data-name]")) {
     const rows = () => [...table.rows].map((row) => [...row.cells].map((cell) => cell.textContent.trim()));
     const name = table.dataset.name;
-    table.parentElement.after(el("p", {},
+    const box = table.parentElement;
+    const hint = box.scrollWidth > box.clientWidth + 1 ? el("span", { class: "dim" }, " scrolls sideways") : null;
+    box.after(el("p", { class: "take" },
       el("button", { type: "button", class: "quiet", onclick: () => download(`${name}.csv`, csv(rows())) }, "CSV"), " ",
-      el("button", { type: "button", class: "quiet", onclick: () => download(`${name}.tex`, latex(rows())) }, "LaTeX")));
+      el("button", { type: "button", class: "quiet", onclick: () => download(`${name}.tex`, latex(rows())) }, "LaTeX"), hint));
   }
 }
 
