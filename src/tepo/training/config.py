@@ -158,7 +158,7 @@ class TrainConfig(Section):
     mini_batches: int = Field(default=1, ge=1)
     """Mini-batches a pass is cut into, whole groups kept together where there are enough; one update each."""
     micro_tokens: int = Field(default=8192, ge=0)
-    """Tokens (prompt and response, padding counted) forwarded at once; 0 forwards a mini-batch whole. Never changes
+    """Tokens (prompt and response, padding counted) computed at once; 0 forwards a mini-batch whole. Never changes
     the result, only memory and speed."""
     skip_zero_rows: bool = True
     """Leave out of the updates what can change nothing: responses whose advantages are all 0 where no other term of the
