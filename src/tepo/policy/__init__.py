@@ -9,7 +9,9 @@ from tepo.core.lazy import names_at_first_use
 if TYPE_CHECKING:
     from tepo.policy.config import LoraConfig, PolicyConfig
     from tepo.policy.load import load_policy
+    from tepo.policy.logits import token_statistics_from_logits
     from tepo.policy.policy import Policy
+    from tepo.policy.scoring import describe_scoring
     from tepo.policy.sequences import Scores, TokenSequence
     from tepo.policy.trained import Trained
     from tepo.policy.value import ValueModel, load_value_model, value_of_policy
@@ -22,8 +24,10 @@ __all__ = [
     "TokenSequence",
     "Trained",
     "ValueModel",
+    "describe_scoring",
     "load_policy",
     "load_value_model",
+    "token_statistics_from_logits",
     "value_of_policy",
 ]
 
@@ -35,8 +39,10 @@ _HOMES = {
     "TokenSequence": "sequences",
     "Trained": "trained",
     "ValueModel": "value",
+    "describe_scoring": "scoring",
     "load_policy": "load",
     "load_value_model": "value",
+    "token_statistics_from_logits": "logits",
     "value_of_policy": "value",
 }
 

@@ -59,7 +59,7 @@ def each_block(logits: Tensor, body: Body, *, buffers: int) -> None:
         work(0, rows)
         return
     bounds = [rows * index // threads for index in range(threads + 1)]
-    pool = _workers(os.getpid(), threads)
+    pool = _workers(os.getpid(), threads_of(logits.device))
     for done in [pool.submit(work, first, last) for first, last in pairwise(bounds)]:
         done.result()
 
