@@ -122,13 +122,15 @@ def trl(told: Mapping[str, Any]) -> dict[str, Any]:
                 marks.append(time.perf_counter())
                 peak.append(harness.family_peak_mb())
 
-    settings = told["settings"]  # those of the side: empty is what GRPOConfig has by itself
+    settings = told["settings"]  # those of the side: empty is what GRPOConfig has by itself, 8 rows at once included
+    rows_at_once = responses // updates if settings else min(8, responses // updates)
+    accumulated = responses // updates // rows_at_once
     config = GRPOConfig(
         output_dir=told["folder"],
         use_cpu=True,
-        per_device_train_batch_size=responses // updates,
-        gradient_accumulation_steps=1,
-        steps_per_generation=updates,
+        per_device_train_batch_size=rows_at_once,
+        gradient_accumulation_steps=accumulated,
+        steps_per_generation=updates * accumulated,
         num_generations=told["group"],
         max_completion_length=told["length"],
         max_steps=(told["warm_up"] + told["steps"]) * updates,
