@@ -4,7 +4,8 @@
     python benchmarks/bench_step.py --model tiny --lengths full --updates 1
 
 TRL appears twice: with the settings its configuration has by itself (recomputation, 8 rows at once), and with its
-quickest full-precision-weights settings (no recomputation, all rows at once; bfloat16 autocast for SmolLM2, float32 for the tiny model) under our allocator setting.
+quickest full-precision-weights settings (no recomputation, all rows at once; bfloat16 autocast for SmolLM2, float32 for
+the tiny model) under our allocator setting.
 `--bf16` adds TRL with bfloat16 weights, where small updates are rounded away.
 
 Lengths: `full` responses all reach the limit (what ends one cannot be sampled; the same folder for every side);
