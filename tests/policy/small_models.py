@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from tepo.policy import Policy, TokenSequence
@@ -31,6 +34,7 @@ def _without(*names: str, **extra: Any) -> dict[str, Any]:
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", _without(tie_word_embeddings=False, attention_dropout=0.5)),
     "llama-tied": ("Llama", _without(tie_word_embeddings=True)),
+    "mistral": ("Mistral", _without(tie_word_embeddings=False, sliding_window=None)),
     "qwen2": ("Qwen2", _without(tie_word_embeddings=True)),
     "qwen3": ("Qwen3", _without(tie_word_embeddings=True, head_dim=8)),
     "gpt-neox": ("GPTNeoX", _without("num_key_value_heads", hidden_dropout=0.5, attention_dropout=0.5)),
@@ -69,6 +73,16 @@ def save_model(model: Any, folder: Path) -> Path:
     model.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
+
+
+@contextlib.contextmanager
+def float64_throughout() -> Iterator[None]:
+    """Let models compute in float64 where they name float32 themselves: norms, rotary angles, softmax."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "float32", torch.float64)
+        patch.setattr(torch, "float", torch.float64)
+        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+        yield
 
 
 def sequences(count: int = 4, seed: int = 0) -> list[TokenSequence]:

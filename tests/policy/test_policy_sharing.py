@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from small_models import float64_throughout
 
 from tepo.core.errors import InputError
 from tepo.policy import Policy, Scores, TokenSequence, value_of_policy
@@ -49,16 +49,6 @@ def results(policy: Policy, rows: list[TokenSequence], sharing: Sharing, **optio
     scores = policy.score(rows, statistics=ALL, **options)
     found = torch.autograd.grad(loss_of(scores), policy.trainable_parameters(), allow_unused=True)
     return scores, torch.cat([gradient.flatten() for gradient in found if gradient is not None])
-
-
-@contextlib.contextmanager
-def float64_throughout() -> Iterator[None]:
-    """Let models compute in float64 where they name float32 themselves: norms, rotary angles, softmax."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "float32", torch.float64)
-        patch.setattr(torch, "float", torch.float64)
-        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
-        yield
 
 
 def hold_equal(policy: Policy, rows: list[TokenSequence], **options: Any) -> None:

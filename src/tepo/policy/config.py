@@ -39,6 +39,9 @@ class PolicyConfig(BaseModel):
     """Precision of the computation; trained weights are float32 (float64 is for checks, weights included)."""
     attention: Literal["auto", "sdpa", "eager"] = "auto"
     """Attention implementation; auto leaves the choice to transformers."""
+    fused_layers: bool = True
+    """Replace the norms and gated MLPs of Llama, Mistral, Qwen2 and Qwen3 by ones that compute the same formulas and
+    keep less for the backward pass; false keeps transformers' own. Models of other types are left as they are."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     share_prompts: Literal["auto", "always", "never"] = "auto"

@@ -15,6 +15,7 @@ from tepo.policy.batching import NEVER, Sharing
 from tepo.policy.config import PolicyConfig
 from tepo.policy.device import choose_device, choose_dtype, store_frozen_linears
 from tepo.policy.head import Head
+from tepo.policy.layers import fuse_layers
 from tepo.policy.lora import Adapter, add_adapter, load_adapter
 from tepo.policy.policy import Policy
 from tepo.policy.probe import UnusualHeadError, find_head, why_not_shared
@@ -51,6 +52,8 @@ def load_policy(config: PolicyConfig, *, seed: int = 0, say: Say = _quiet) -> Po
         torch.set_num_threads(config.threads)
     with no_progress_bars():
         model, tokenizer = _load_source(source, config, seed, say)
+    if config.fused_layers:
+        fuse_layers(model)
     size = sum(parameter.numel() for parameter in model.parameters())
     dtype = choose_dtype(config.dtype, device, size)
     model.to(device=device, dtype=torch.float64 if dtype == torch.float64 else torch.float32)

@@ -15,6 +15,7 @@ from tepo.core.errors import InputError
 from tepo.policy.activations import disable_dropout, enable_recomputation, recomputing
 from tepo.policy.batching import NEVER, Sharing
 from tepo.policy.config import PolicyConfig
+from tepo.policy.layers import fuse_layers
 from tepo.policy.load import no_progress_bars
 from tepo.policy.policy import Policy
 from tepo.policy.sequences import TokenSequence, check_sequences, scored_tokens, spread
@@ -104,6 +105,8 @@ def load_value_model(path: str, policy: Policy, config: PolicyConfig) -> ValueMo
         raise InputError(
             f"critic.path={path!r} has {found} token ids, the policy {policy.vocabulary}: they must share a tokenizer"
         )
+    if config.fused_layers:
+        fuse_layers(model)
     disable_dropout(model.eval())
     model.to(device=policy.device, dtype=policy.model.get_input_embeddings().weight.dtype).requires_grad_(True)
     if config.gradient_checkpointing:

@@ -1,0 +1,176 @@
+"""The norms and gated MLPs of Llama-type models with less kept for the backward pass; the same formulas.
+
+Autograd keeps an input of every element-wise operation, although one or two tensors determine the rest. Here a norm
+keeps its input and one number a row, an MLP its gate and up, and the rest is computed again. Under autocast a norm
+whose output goes to matrix products alone casts it once, not once a product.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+"""`model_type` of configurations whose layers are the ones below, and how transformers' classes for them begin."""
+
+# Norms whose output nothing but linear layers reads.
+_BEFORE_PRODUCTS = ("input_layernorm", "post_attention_layernorm")
+
+
+def fuse_layers(model: nn.Module) -> int:
+    """Put the modules below in place of transformers' own, with the same parameters under the same names.
+
+    Modules of any other class, with another activation than SiLU, or with hooks stay as they are.
+
+    Returns:
+        How many modules were replaced.
+    """
+    replaced = 0
+    for parent in list(model.modules()):
+        for name, module in list(parent.named_children()):
+            if (fused := _fused(name, module)) is not None:
+                setattr(parent, name, fused.train(module.training))
+                replaced += 1
+    return replaced
+
+
+def count_fused(model: nn.Module) -> int:
+    """Return how many modules of a model are the ones below."""
+    return sum(isinstance(module, Norm | GatedMLP) for module in model.modules())
+
+
+def _fused(name: str, module: nn.Module) -> nn.Module | None:
+    kind = _kind(module)
+    if kind is None or _has_hooks(module):
+        return None
+    if kind == "RMSNorm":
+        return Norm(module, before_products=name in _BEFORE_PRODUCTS)
+    return GatedMLP(module) if type(module.act_fn) in _silus() else None
+
+
+def _kind(module: nn.Module) -> str | None:
+    """Return "RMSNorm" or "MLP" for transformers' own classes of the families, None for any other."""
+    found = type(module)
+    for folder, family in FAMILIES.items():
+        if found.__module__ == f"transformers.models.{folder}.modeling_{folder}":
+            return {f"{family}RMSNorm": "RMSNorm", f"{family}MLP": "MLP"}.get(found.__name__)
+    return None
+
+
+def _silus() -> tuple[type, ...]:
+    """Return the classes that transformers builds for the activation "silu"."""
+    from transformers.activations import ACT2FN
+
+    return nn.SiLU, type(ACT2FN["silu"])
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks)
+
+
+class Norm(nn.Module):
+    """A root-mean-square norm: weight * x / sqrt(mean(x^2) + epsilon), normalised in float32."""
+
+    def __init__(self, source: Any, *, before_products: bool) -> None:
+        super().__init__()
+        self.weight: nn.Parameter = source.weight
+        self.variance_epsilon: float = source.variance_epsilon
+        self._before_products = before_products
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `x` [..., D] normalised, in the wider dtype of `x` and the weight, or in autocast's if only matrix
+        products read it."""
+        dtype = torch.promote_types(x.dtype, self.weight.dtype)
+        device = x.device.type
+        if self._before_products and torch.is_autocast_enabled(device) and dtype == torch.float32:
+            dtype = torch.get_autocast_dtype(device)
+        found: Tensor = _RootMeanSquare.apply(x, self.weight, self.variance_epsilon, dtype)  # type: ignore[no-untyped-call]
+        return found
+
+    def extra_repr(self) -> str:
+        """Return the shape of the weight and epsilon."""
+        return f"{tuple(self.weight.shape)}, eps={self.variance_epsilon}"
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) * up(x)), whose product is computed again in the backward pass."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__()
+        self.gate_proj: nn.Module = source.gate_proj
+        self.up_proj: nn.Module = source.up_proj
+        self.down_proj: nn.Module = source.down_proj
+        self.act_fn: nn.Module = source.act_fn
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output [..., D] for the input [..., D]."""
+        gate, up, down = self.gate_proj(x), self.up_proj(x), self.down_proj
+        # An adapter may have wrapped it since, and then it is no matrix product alone.
+        if type(down) is not nn.Linear or down.bias is not None or _has_hooks(down) or gate.dtype != up.dtype:
+            plain: Tensor = down(self.act_fn(gate) * up)
+            return plain
+        found: Tensor = _GatedProduct.apply(gate, up, down.weight)
+        return found
+
+
+class _RootMeanSquare(torch.autograd.Function):
+    """With r = 1 / sqrt(mean(x^2) + epsilon) of each row and g the gradient in the output:
+
+    d weight = sum over rows of g x r,    d x = r weight g - x r^3 mean(weight g x)
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
+        wide = x.to(torch.float32)
+        norms = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        rate = norms.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
+        ctx.save_for_backward(x, weight, rate)
+        normal = (wide * rate).to(x.dtype)
+        out = normal.mul_(weight) if torch.promote_types(x.dtype, weight.dtype) == x.dtype else normal * weight
+        found: Tensor = out.to(dtype)
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        x, weight, rate = ctx.saved_tensors
+        size = x.shape[-1]
+        wide, rates = x.to(torch.float32).reshape(-1, size), rate.reshape(-1, 1)
+        upstream, scale = grad.to(torch.float32).reshape(-1, size), weight.to(torch.float32)
+        joint = upstream * wide
+        with torch.autocast(grad.device.type, enabled=False):
+            of_weight = (joint.t() @ rates).view_as(weight).to(weight.dtype) if ctx.needs_input_grad[1] else None
+            pull = (joint @ scale).unsqueeze(-1).mul_(rates.pow(3)).div_(-size)
+        of_x = torch.mul(upstream, scale, out=joint).mul_(rates).addcmul_(wide, pull)
+        return of_x.view_as(x).to(x.dtype), of_weight, None, None
+
+
+class _GatedProduct(torch.autograd.Function):
+    """(silu(gate) * up) @ weight.T, in the precision of gate [..., F] and up [..., F]; the weight is [D, F]."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up, weight)
+        return functional.linear(functional.silu(gate).mul_(up), weight.to(gate.dtype))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        gate, up, weight = ctx.saved_tensors
+        needs_gate, needs_up, needs_weight = ctx.needs_input_grad
+        rows = grad.reshape(-1, grad.shape[-1])
+        active = functional.silu(gate)
+        of_weight = None
+        if needs_weight:
+            of_weight = (rows.t() @ (active * up).reshape(-1, weight.shape[1])).to(weight.dtype)
+        if not (needs_gate or needs_up):
+            return None, None, of_weight
+        of_product = (rows @ weight.to(rows.dtype)).view_as(gate)
+        of_up = active.mul_(of_product) if needs_up else None
+        of_gate = torch.ops.aten.silu_backward(of_product.mul_(up), gate) if needs_gate else None
+        return of_gate, of_up, of_weight
