@@ -103,9 +103,10 @@ class FusedDecoder:
         hidden = torch.arange(rows.width, device=at.device) > at.unsqueeze(-1)  # columns a row does not see
         mask = torch.zeros_like(hidden, dtype=x.dtype).masked_fill_(hidden, float("-inf"))
         mask = mask.repeat_interleave(model.key_heads, 0).unsqueeze(1)  # [B * K, 1, width]
-        row = torch.arange(len(rows), device=at.device)
+        row = torch.arange(len(rows) * model.key_heads, device=at.device)
+        place = row * rows.columns + at.repeat_interleave(model.key_heads)  # of the new column, all columns in a row
         for index, layer in enumerate(model.layers):
-            x = self._step(layer, x, turns, rows.keys[index], rows.values[index], mask, row, at)
+            x = self._step(layer, x, turns, rows.keys[index], rows.values[index], mask, place)
         rows.logits = model.logits(x)
 
     def _step(
@@ -116,13 +117,12 @@ class FusedDecoder:
         keys: Tensor,
         values: Tensor,
         mask: Tensor,
-        row: Tensor,
-        at: Tensor,
+        place: Tensor,
     ) -> Tensor:
         model, width = self._model, mask.shape[-1]
         queries, new_keys, new_values = model.project(layer, x, turns)
-        _by_row(keys, model.key_heads)[row, :, at] = new_keys
-        _by_row(values, model.key_heads)[row, :, at] = new_values
+        keys.view(-1, model.size).index_copy_(0, place, new_keys.reshape(-1, model.size))
+        values.view(-1, model.size).index_copy_(0, place, new_values.reshape(-1, model.size))
         grouped = queries.reshape(keys.shape[0], -1, model.size)  # [B * K, H / K, size]
         scores = torch.baddbmm(mask, grouped, keys[:, :width].transpose(1, 2), alpha=model.scale)
         attended = torch.bmm(scores.softmax(-1).to(values.dtype), values[:, :width])
