@@ -161,3 +161,12 @@ def test_recomputed_activations_give_the_same_gradients(load: Load) -> None:
         policy.score(sequences()).logp.sum().backward()
         found.append({name: each.grad for name, each in policy.model.named_parameters()})
     assert largest_error(*found) < 1e-6
+
+
+def test_in_float64_rows_add_up_exactly_however_they_are_split() -> None:
+    """Also where the values themselves are normalised in float32."""
+    _, model = pair("llama")
+    norm, rows = model.model.norm.double(), torch.randn(7, 32, dtype=torch.float64)
+    whole = torch.autograd.grad(norm(rows).pow(3).sum(), norm.weight)[0]
+    parts = [torch.autograd.grad(norm(row).pow(3).sum(), norm.weight)[0] for row in rows.split(1)]
+    torch.testing.assert_close(torch.stack(parts).sum(0), whole, rtol=1e-12, atol=1e-12)

@@ -140,8 +140,10 @@ class _RootMeanSquare(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         x, weight, rate = ctx.saved_tensors
         size = x.shape[-1]
-        wide, rates = x.to(torch.float32).reshape(-1, size), rate.reshape(-1, 1)
-        upstream, scale = grad.to(torch.float32).reshape(-1, size), weight.to(torch.float32)
+        # The sums over rows in float64 where the input is: their order must not show there.
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        wide, rates = x.to(dtype).reshape(-1, size), rate.to(dtype).reshape(-1, 1)
+        upstream, scale = grad.to(dtype).reshape(-1, size), weight.to(dtype)
         joint = upstream * wide
         with torch.autocast(grad.device.type, enabled=False):
             of_weight = (joint.t() @ rates).view_as(weight).to(weight.dtype) if ctx.needs_input_grad[1] else None
