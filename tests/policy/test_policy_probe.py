@@ -16,7 +16,12 @@ from tepo.policy.head import Post
 from tepo.policy.probe import UnusualHeadError, find_head
 
 Load = Callable[..., Policy]
-EXPECTED = {"gemma2": Post(cap=2.0), "cohere": Post(scale=0.25), "granite": Post(scale=0.25)}
+EXPECTED = {
+    "gemma2": Post(cap=2.0),
+    "gemma2-window": Post(cap=30.0),
+    "cohere": Post(scale=0.25),
+    "granite": Post(scale=0.25),
+}
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
