@@ -14,9 +14,10 @@ from tepo.policy import Policy, PolicyConfig, TokenSequence, load_policy
 from tepo.policy.batching import Sharing
 from tepo.training.config import OptimConfig, TrainConfig
 from tepo.training.experience import score_old
+from tepo.training.idle import apart, idle_rows
 from tepo.training.learner import Learner
 from tepo.training.micro import Budget
-from tepo.training.update import Material, accumulate, apart, combine, idle_rows, make_updates, plan, update
+from tepo.training.update import Material, accumulate, combine, make_updates, plan, update
 
 GROUPS, SIZE = 4, 4
 OBJECTIVES = {

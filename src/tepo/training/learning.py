@@ -16,12 +16,13 @@ from tepo.training.clock import Clock
 from tepo.training.config import RunConfig
 from tepo.training.critic import Critic
 from tepo.training.experience import Experience, old_values_from_scorer, score_old, token_batch
+from tepo.training.idle import apart, computed_rows, idle_rows
 from tepo.training.learner import Learner
 from tepo.training.metrics import mismatch_metrics
 from tepo.training.micro import Budget
 from tepo.training.pretraining import PretrainingText
 from tepo.training.scoring import score_rows
-from tepo.training.update import Learned, Material, apart, computed_rows, idle_rows, make_updates, plan
+from tepo.training.update import Learned, Material, make_updates, plan
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import statistics as averages
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from tepo.core.errors import InputError
 from tepo.core.seeds import stream
-from tepo.objectives import Objective, Parts, Prepared, Statistics, TokenBatch
+from tepo.objectives import Parts, Prepared, Statistics, TokenBatch
 from tepo.policy import Policy, TokenSequence
 from tepo.training.config import TrainConfig
 from tepo.training.critic import Critic
+from tepo.training.idle import idle_parts, to_compute
 from tepo.training.learner import Learner
 from tepo.training.micro import Budget, micro_batches, mini_batches, padded_tokens
 from tepo.training.pretraining import PretrainingText
@@ -168,53 +168,11 @@ def accumulate(
             _remember(seen, [rows[row] for row in part], fields)
     assert total is not None
     if len(computed) < len(sequences):
-        total += idle_parts(learner, mini, fixed, sorted(set(range(len(sequences))) - set(computed)))
+        total += idle_parts(objective, learner.state, mini, fixed, sorted(set(range(len(sequences))) - set(computed)))
     if material.text is not None:
         coef = objective.ptx_coef
         total += material.text.accumulate(learner.policy, coef, update=learner.updates, tokens=tokens)
     return total
-
-
-def to_compute(sequences: Sequence[TokenSequence], skipped: Sequence[int]) -> list[int]:
-    """Return the rows that are not skipped; the shortest one where all are, so that the optimizer sees its gradient
-    of 0 and its moments decay."""
-    kept = sorted(set(range(len(sequences))) - set(skipped))
-    return kept or [min(range(len(sequences)), key=lambda row: len(sequences[row]))]
-
-
-def idle_parts(learner: Learner, mini: TokenBatch, fixed: Statistics, rows: Sequence[int]) -> Parts:
-    """Return the share of rows that are not computed: nothing of loss and gradient, and metrics as if the policy were
-    still the old one there, since nothing else is known of them."""
-    index = torch.tensor(rows, device=mini.logp.device)
-    micro = mini.take(index)
-    absent = [name for name in learner.objective.needs.scores & set(FIELDS) if getattr(micro, name) is None]
-    micro = micro.replace(**{name: torch.zeros_like(micro.logp) for name in absent})  # nothing of theirs is used
-    with torch.no_grad():
-        return learner.objective.partial(micro, fixed.take(index), learner.state)
-
-
-def idle_rows(objective: Objective, batch: TokenBatch, state: Mapping[str, Tensor]) -> frozenset[int]:
-    """Return the rows of a rollout batch that can change nothing, as far as that is known before they are scored.
-
-    None where the objective's advantages need values that only scoring gives.
-    """
-    try:
-        prepared = objective.prepare(batch, state)
-        idle = objective.idle(objective.statistics(prepared.batch, state))
-    except InputError:  # a field is missing; what is wrong with those there shows when all are
-        return frozenset()
-    return frozenset(idle.nonzero()[:, 0].tolist())
-
-
-def apart(rows: Sequence[int], idle: Collection[int]) -> list[list[int]]:
-    """Return the rows that are computed and the idle ones, each in a list of their own where there are any."""
-    parts = [[row for row in rows if (row in idle) == still] for still in (False, True)]
-    return [part for part in parts if part]
-
-
-def computed_rows(batch: TokenBatch, idle: Collection[int]) -> Tensor:
-    """Return which rows are not idle, bool `[B]`."""
-    return torch.tensor([row not in idle for row in range(len(batch.mask))], device=batch.mask.device)
 
 
 def current_values(
