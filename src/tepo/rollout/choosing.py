@@ -11,7 +11,7 @@ from tepo.core.errors import InputError
 from tepo.rollout.config import SamplingConfig
 from tepo.rollout.decoder import Decoder, ModelDecoder
 from tepo.rollout.fused_decoder import FusedDecoder
-from tepo.rollout.fused_model import fused_model, why_not_fused
+from tepo.rollout.fused_model import FusedModel, fused_model, why_not_fused
 
 if TYPE_CHECKING:
     from tepo.policy import Policy
@@ -38,7 +38,8 @@ def decoder_for(policy: Policy, config: SamplingConfig, positions: int) -> Decod
     if config.decoder != "plain":
         reason = why_plain(policy)
         if reason is None:
-            return _fused(policy, policy.compute_dtype, positions)
+            model = fused_model(policy.model, dtype=policy.compute_dtype, positions=positions)
+            return _fused(policy, model, policy.compute_dtype)
         if config.decoder == "fused":
             raise InputError(f"sampling.decoder='fused' does not work for {policy.name!r}: {reason}; use 'auto'")
     return _plain(policy)
@@ -58,9 +59,8 @@ def _plain(policy: Policy) -> ModelDecoder:
     return ModelDecoder(policy.model, device=policy.device, pad_id=policy.pad_id, max_positions=policy.max_positions)
 
 
-def _fused(policy: Policy, dtype: torch.dtype, positions: int) -> FusedDecoder:
-    model = fused_model(policy.model, dtype=dtype, positions=positions)
-    return FusedDecoder(model, dtype=dtype, pad_id=policy.pad_id, max_positions=positions)
+def _fused(policy: Policy, model: FusedModel, dtype: torch.dtype) -> FusedDecoder:
+    return FusedDecoder(model, dtype=dtype, pad_id=policy.pad_id, max_positions=len(model.turns))
 
 
 def _disagreement(policy: Policy) -> str | None:
@@ -70,7 +70,9 @@ def _disagreement(policy: Policy) -> str | None:
         return f"it has {policy.max_positions} positions only"
     ids = [(7 * place + 3) % policy.vocabulary for place in range(length + steps)]
     with torch.no_grad(), torch.autocast(policy.device.type, enabled=False):
-        decoders: tuple[Decoder, Decoder] = (_plain(policy), _fused(policy, policy.model.dtype, length + steps))
+        dtype = policy.model.dtype
+        model = fused_model(policy.model, dtype=dtype, positions=length + steps, on_demand=True)
+        decoders: tuple[Decoder, Decoder] = (_plain(policy), _fused(policy, model, dtype))
         rows = [decoder.prefill([ids[:length], ids[: length - 2]]) for decoder in decoders]
         for step in range(steps + 1):
             expected, found = (one.logits for one in rows)

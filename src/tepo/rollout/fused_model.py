@@ -104,13 +104,28 @@ class FusedModel:
         return found if found.dtype == torch.float64 else found.float()
 
 
-def fused_model(model: Any, *, dtype: torch.dtype, positions: int) -> FusedModel:
-    """Return the fused copy of a model that `fusable` accepts, as its weights are now.
+class _OnDemand(Sequence[Layer]):
+    """Layers that are made when they are asked for and kept by nobody, so that one at a time takes memory."""
+
+    def __init__(self, sources: Sequence[Any], make: Callable[[Any], Layer]) -> None:
+        self._sources = sources
+        self._make = make
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._make(self._sources[index])
+
+
+def fused_model(model: Any, *, dtype: torch.dtype, positions: int, on_demand: bool = False) -> FusedModel:
+    """Return the fused copy of a model to which `why_not_fused` has no objection, as its weights are now.
 
     Args:
         model: a transformers causal LM.
         dtype: precision of the matrix products.
         positions: positions to prepare rotations for.
+        on_demand: make each layer whenever it is used, for a few steps at the memory of one layer.
     """
     config, body = model.config, model.model
     attention = body.layers[0].self_attn
@@ -136,7 +151,7 @@ def fused_model(model: Any, *, dtype: torch.dtype, positions: int) -> FusedModel
         )
 
     return FusedModel(
-        layers=[layer(source) for source in body.layers],
+        layers=_OnDemand(body.layers, layer) if on_demand else [layer(source) for source in body.layers],
         embedding=embedding,
         norm=_norm(body.norm),
         head=linear([_rows(model.lm_head)]),
@@ -179,7 +194,8 @@ def _linear_maker(
     """Return what joins the rows of matrices into one linear map, in `dtype`."""
 
     def make(parts: Sequence[tuple[Tensor, Tensor | None]]) -> Linear:
-        weight = torch.cat([rows.to(dtype) for rows, _ in parts])
+        matrices = [rows.to(dtype) for rows, _ in parts]
+        weight = matrices[0] if len(matrices) == 1 else torch.cat(matrices)
         biases = [bias for _, bias in parts if bias is not None]
         bias = torch.cat(biases).to(dtype) if biases else None
         if device.type == "cpu" and dtype != torch.float64 and weight.numel() >= _PACKED_FROM and has_packed_products():
