@@ -47,6 +47,7 @@ def test_eval_takes_settings_of_its_sections(tepo_: Tepo) -> None:
         "temperature": 0.5,
         "top_p": 1.0,
         "top_k": 1,
+        "decoder": "auto",
         "max_tokens": 0,
         "stop": [],
         "rows": 0,

@@ -23,7 +23,7 @@ import time
 
 
 def slowly(problems, responses):
-    time.sleep(0.2)
+    time.sleep(0.5)
     return [float(len(response) % 2) for response in responses]
 """
 
@@ -73,6 +73,7 @@ def test_two_at_once_and_every_way_to_stop(workplace: Path) -> None:
     fourth = start("--resume", str(run))
     reached = steps_of(run)[-1]
     wait_for_step(run, fourth, reached + 1)
+    time.sleep(0.4)  # in the middle of the next step
     fourth.send_signal(signal.SIGTERM)
     time.sleep(0.1)
     fourth.send_signal(signal.SIGINT)
