@@ -83,7 +83,7 @@ def tokens_computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_values_and_gradients_equal_separate_prompts(load: Load, name: str, head: str) -> None:
     """Prompts of several lengths in one batch, longer than a sliding window, and responses of one token too."""
     policy = load(name, dtype="float64", head=head, head_chunk=4)
-    assert policy.sharing == Sharing("auto")
+    assert policy.sharing == Sharing("auto", pass_tokens=128)
     hold_equal(policy, rows_of_groups(), temperature=0.7)
 
 
@@ -143,7 +143,7 @@ def test_full_kl_against_a_reference_that_does_not_share(load: Load) -> None:
 
 def test_values_of_a_critic(load: Load) -> None:
     critic = value_of_policy(load("qwen2", dtype="float64"))
-    assert critic.sharing == Sharing("auto")
+    assert critic.sharing == Sharing("auto", pass_tokens=128)
     with torch.no_grad():
         critic.model["head"].weight.normal_()
     rows, found = rows_of_groups(holes=True), []
@@ -197,6 +197,17 @@ def test_rows_of_a_group_stay_together_where_that_computes_fewer_tokens() -> Non
     assert Sharing("auto").split(short, range(4), 62) == [[0, 1], [2, 3]]
 
 
+def test_a_batch_ends_where_its_padding_would_cost_more_than_a_pass() -> None:
+    rows = rows_of_groups([(2, (40, 38, 30, 12, 10, 9))])  # 42, 40, 32, 14, 12 and 11 tokens with their prompt
+    assert Sharing("never", pass_tokens=16).split(rows, range(6), 1000) == [[0, 1, 2], [3, 4, 5]]
+    assert Sharing("never", pass_tokens=4).split(rows, range(6), 1000) == [[0, 1], [2], [3, 4], [5]]
+    assert Sharing("never", pass_tokens=1000).split(rows, range(6), 1000) == [list(range(6))]
+    assert Sharing("never", pass_tokens=4).split(rows, range(6), 0) == [list(range(6))]
+    shared = extent_of(rows)
+    assert ALWAYS.padding(shared) == 6 * 39 - (39 + 37 + 29 + 11 + 9 + 8)
+    assert NEVER.padding(shared) == 6 * 42 - (42 + 40 + 32 + 14 + 12 + 11)
+
+
 def test_a_budget_counts_the_tokens_that_are_computed() -> None:
     rows = rows_of_groups([(50, (10,) * 8)])
     parts = Sharing("auto").split(rows, range(8), 50 + 4 * 9)
@@ -206,10 +217,10 @@ def test_a_budget_counts_the_tokens_that_are_computed() -> None:
 
 
 def test_not_with_recomputed_activations(load: Load) -> None:
-    assert load("llama", gradient_checkpointing=True).sharing == NEVER
+    assert load("llama", gradient_checkpointing=True).sharing.mode == "never"
     with pytest.raises(InputError, match=r"gradient_checkpointing"):
         load("llama", gradient_checkpointing=True, share_prompts="always")
-    assert load("llama", share_prompts="never").sharing == NEVER
+    assert load("llama", share_prompts="never").sharing.mode == "never"
 
 
 def test_a_model_that_computes_something_else_with_a_cache_is_found_at_load(
@@ -220,7 +231,7 @@ def test_a_model_that_computes_something_else_with_a_cache_is_found_at_load(
 
     monkeypatch.setattr(passes_module.PromptLayer, "hand_out", careless)
     said: list[str] = []
-    assert load("llama", say=said.append).sharing == NEVER
+    assert load("llama", say=said.append).sharing.mode == "never"
     assert any("computed for every response" in line for line in said)
     with pytest.raises(InputError, match=r"share_prompts='always'"):
         load("llama", share_prompts="always")
@@ -232,5 +243,5 @@ def test_a_model_without_a_cache_computes_every_prompt_by_itself(load: Load, mon
 
     monkeypatch.setattr(passes_module, "shared_prompts", refuse)
     said: list[str] = []
-    assert load("llama", say=said.append).sharing == NEVER
+    assert load("llama", say=said.append).sharing.mode == "never"
     assert any("no cache" in line for line in said)

@@ -15,16 +15,26 @@ from tepo.policy.sequences import TokenSequence
 WORTH_SHARING = 0.8
 """Share of the tokens up to which "auto" computes prompts once: two smaller passes cost a little more a token."""
 
+PASS_TOKENS = {"cpu": 128}
+"""Tokens whose computation takes about as long as one more pass does beside its tokens, by kind of device."""
+
+PASS_TOKENS_ELSEWHERE = 4096
+"""The same where the launch of operations counts, so on accelerators."""
+
 
 @dataclass(frozen=True)
 class Extent:
-    """The size of a batch of rows: how many, of how many distinct prompts, and the longest of each kind in tokens."""
+    """The size of a batch of rows: how many, of how many distinct prompts, the longest of each kind in tokens, and the
+    tokens of all rows and of all distinct prompts."""
 
     rows: int = 0
     prompts: int = 0
     longest: int = 0
     longest_prompt: int = 0
     longest_response: int = 0
+    tokens: int = 0
+    prompt_tokens: int = 0
+    predicting_tokens: int = 0
 
     def grown(self, row: TokenSequence, *, new_prompt: bool) -> Extent:
         """Return the size with one more row."""
@@ -34,6 +44,9 @@ class Extent:
             max(self.longest, len(row)),
             max(self.longest_prompt, len(row.prompt)),
             max(self.longest_response, len(row.response)),
+            self.tokens + len(row),
+            self.prompt_tokens + new_prompt * len(row.prompt),
+            self.predicting_tokens + max(len(row.response) - 1, 0),
         )
 
     @property
@@ -61,6 +74,8 @@ class Sharing:
     """Whether a model computes the prompts that rows have in common once, and how rows are cut into batches then."""
 
     mode: Literal["auto", "always", "never"]
+    pass_tokens: int = PASS_TOKENS_ELSEWHERE
+    """Padding is put up with until it costs as much as this many tokens; then another batch begins."""
 
     def wanted(self, extent: Extent) -> bool:
         """Return whether a batch of this size shares its prompts."""
@@ -72,11 +87,16 @@ class Sharing:
         """Return how many tokens, padding included, a batch of this size computes."""
         return extent.shared if self.wanted(extent) else extent.separate
 
+    def padding(self, extent: Extent) -> int:
+        """Return how many of the tokens that a batch of this size computes are padding."""
+        real = extent.prompt_tokens + extent.predicting_tokens if self.wanted(extent) else extent.tokens
+        return self.tokens(extent) - real
+
     def split(self, sequences: Sequence[TokenSequence], rows: Sequence[int], budget: int) -> list[list[int]]:
         """Cut `rows` into batches of at most `budget` computed tokens (0: no limit), one row at least.
 
-        Rows of similar length share a batch, longest first, so little is spent on padding; or rows with the same
-        prompt do, where fewer tokens are computed that way.
+        Rows of similar length share a batch, longest first, or rows with the same prompt do, whatever costs less; and a
+        batch ends where its padding would cost more than another pass.
         """
         by_length = sorted(rows, key=lambda row: (-len(sequences[row]), row))
         cuts = [self._cut(sequences, by_length, budget)]
@@ -91,14 +111,15 @@ class Sharing:
     def _cut(
         self, sequences: Sequence[TokenSequence], order: Sequence[int], budget: int
     ) -> tuple[list[list[int]], int]:
-        """Return the batches, filled in this order, and the tokens that all of them compute."""
+        """Return the batches, filled in this order, and what all of them cost, in tokens."""
         parts: list[list[int]] = []
         extents: list[Extent] = []
         prompts: set[tuple[int, ...]] = set()
         for row in order:
             sequence = sequences[row]
             grown = extents[-1].grown(sequence, new_prompt=sequence.prompt not in prompts) if parts else Extent()
-            if parts and (budget == 0 or self.tokens(grown) <= budget):
+            fits = self.tokens(grown) <= budget and self.padding(grown) <= self.pass_tokens
+            if parts and (fits or budget == 0):
                 parts[-1].append(row)
                 extents[-1] = grown
             else:
@@ -106,7 +127,7 @@ class Sharing:
                 extents.append(Extent().grown(sequence, new_prompt=True))
                 prompts.clear()
             prompts.add(sequence.prompt)
-        return parts, sum(map(self.tokens, extents))
+        return parts, sum(map(self.tokens, extents)) + len(parts) * self.pass_tokens
 
 
 NEVER = Sharing("never")

@@ -11,7 +11,7 @@ import torch
 
 from tepo.core.errors import InputError
 from tepo.policy.activations import disable_dropout, enable_recomputation
-from tepo.policy.batching import NEVER, Sharing
+from tepo.policy.batching import NEVER, PASS_TOKENS, PASS_TOKENS_ELSEWHERE, Sharing
 from tepo.policy.config import PolicyConfig
 from tepo.policy.device import choose_device, choose_dtype, store_frozen_linears
 from tepo.policy.head import Head
@@ -83,7 +83,8 @@ def load_policy(config: PolicyConfig, *, seed: int = 0, say: Say = _quiet) -> Po
         max_batch_tokens=config.max_batch_tokens,
     )
     policy.head = _find_head(policy, config, say)
-    policy.sharing = _find_sharing(policy, config, say)
+    pass_tokens = PASS_TOKENS.get(device.type, PASS_TOKENS_ELSEWHERE)
+    policy.sharing = replace(_find_sharing(policy, config, say), pass_tokens=pass_tokens)
     return policy
 
 
