@@ -38,6 +38,7 @@ def test_what_is_missing_in_a_study_is_told_with_an_example(tepo_: Tepo, workpla
     assert "seeds: expected a number of seeds or a list of them, not 'three'" in ended.err
 
 
+@pytest.mark.slow
 def test_a_run_refused_before_it_begins_stops_the_study_as_wrong_input(tepo_: Tepo, workplace: Path) -> None:
     text = 'base = "run.toml"\nvariants = ["tepo", "dapo"]\nseeds = 1\nname = "s"\n'
     (workplace / "study.toml").write_text(text)

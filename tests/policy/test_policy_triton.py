@@ -56,6 +56,7 @@ def compare(device: str) -> None:
                     torch.testing.assert_close(left, right, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 @needs_triton
 def test_the_kernel_equals_the_torch_path_in_the_interpreter() -> None:
     code = "from tests.policy.test_policy_triton import compare; compare('cpu'); print('equal')"

@@ -51,6 +51,7 @@ def test_the_gradient_is_that_of_minus_the_mean_log_likelihood_however_it_is_cut
             assert torch.allclose(parameter.grad, gradient, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_run_with_text_learns_it_and_goes_on_as_if_nothing_happened(tiny_config: MakeConfig, tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text("the quick brown fox jumps over the lazy dog. " * 40)
