@@ -64,8 +64,10 @@ def test_a_file_system_without_locks_is_used_all_the_same(tmp_path: Path, monkey
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr(lock.fcntl, "flock", refuse)
+    used = False
     with hold(tmp_path):
-        pass
+        used = True
+    assert used
 
 
 def test_without_fcntl_nothing_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

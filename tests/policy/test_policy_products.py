@@ -131,11 +131,3 @@ def test_which_heads_are_plain() -> None:
     assert isinstance(products(Head(linear), list(linear.parameters())), AutogradProducts)
     handle.remove()
     assert Head(linear).is_plain
-
-
-def test_the_head_says_how_it_scores() -> None:
-    linear = nn.Linear(D, V)
-    assert Head(linear, keep_bytes=7 << 20).describe().startswith("chunked: a plain linear layer, up to 7 MiB")
-    assert Head(_Unchanged(linear)).describe() == "chunked: _Unchanged through autograd"
-    assert Head(linear, kernel="triton").describe().startswith("triton")
-    assert Head(Identity()).describe().startswith("dense")

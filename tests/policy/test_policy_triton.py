@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tepo.core.errors import InputError
 from tepo.policy import PolicyConfig, load_policy
 from tepo.policy.head import Head, Post
-from tepo.policy.scoring import describe_scoring, why_no_kernel
+from tepo.policy.scoring import why_no_kernel
 from tepo.policy.statistics import Request, token_statistics
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="the package triton is not installed")
@@ -94,13 +94,6 @@ def test_why_the_kernel_cannot_run_is_said(monkeypatch: pytest.MonkeyPatch) -> N
     assert why_no_kernel(cpu, Head(module)) is None
     assert "not in float64" in str(why_no_kernel(cpu, Head(module, dtype=torch.float64)))
     assert "plain linear head" in str(why_no_kernel(cpu, Head(nn.Sequential(module))))
-
-
-def test_the_paths_of_scoring_are_described(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    described = describe_scoring(torch.device("cpu"))
-    assert list(described) == ["logits", "head", "triton"]
-    assert described["triton"].startswith("not active: ")
 
 
 def test_options_choose_the_path(monkeypatch: pytest.MonkeyPatch) -> None:

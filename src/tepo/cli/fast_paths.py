@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 
@@ -25,12 +24,13 @@ def _path(name: str, active: bool | None, detail: str, option: str) -> dict[str,
 def _of_the_machine() -> list[dict[str, Any]]:
     from tepo.core import allocator
     from tepo.policy.device import choose_device, has_native_bfloat16
+    from tepo.policy.scoring import why_no_kernel
     from tepo.rollout.fused_model import has_packed_products
 
     device = choose_device("auto")
     native = has_native_bfloat16(device)
     packed = device.type == "cpu" and has_packed_products()
-    triton = device.type == "cuda" and importlib.util.find_spec("triton") is not None
+    no_kernel = why_no_kernel(device)
     kept = allocator.is_on()
     return [
         _path("freed memory kept", kept, "glibc's allocator" if kept else "not glibc", f"{allocator.SWITCH}=0"),
@@ -38,8 +38,8 @@ def _of_the_machine() -> list[dict[str, Any]]:
         _path("matrices packed for sampling", packed, "for the kernel library", "sampling.decoder=plain"),
         _path(
             "fused head kernel",
-            None if triton else False,
-            "with model.head=triton; not tried on hardware yet" if triton else "needs a CUDA device and triton",
+            None if no_kernel is None else False,
+            no_kernel or "with model.head=triton; not tried on hardware yet",
             "model.head=chunked",
         ),
         _path("fused optimizer step", device.type in ("cpu", "cuda"), "AdamW in one pass", "optim.fused=false"),

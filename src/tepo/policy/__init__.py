@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from tepo.policy.load import load_policy
     from tepo.policy.logits import token_statistics_from_logits
     from tepo.policy.policy import Policy
-    from tepo.policy.scoring import describe_scoring
     from tepo.policy.sequences import Scores, TokenSequence
     from tepo.policy.trained import Trained
     from tepo.policy.value import ValueModel, load_value_model, value_of_policy
@@ -24,7 +23,6 @@ __all__ = [
     "TokenSequence",
     "Trained",
     "ValueModel",
-    "describe_scoring",
     "load_policy",
     "load_value_model",
     "token_statistics_from_logits",
@@ -39,7 +37,6 @@ _HOMES = {
     "TokenSequence": "sequences",
     "Trained": "trained",
     "ValueModel": "value",
-    "describe_scoring": "scoring",
     "load_policy": "load",
     "load_value_model": "value",
     "token_statistics_from_logits": "logits",

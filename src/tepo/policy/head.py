@@ -70,16 +70,6 @@ class Head:
         hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
         return type(module) is nn.Linear and self.active is nullcontext and not any(hooks)
 
-    def describe(self) -> str:
-        """Return one line that says how tokens are scored, for people."""
-        if isinstance(self.module, Identity):
-            return "dense: the model's own logits, all at once"
-        if not self.is_plain:
-            return f"chunked: {type(self.module).__name__} through autograd"
-        if self.kernel == "triton":
-            return "triton: one fused kernel (untested on hardware), chunked where it does not cover a statistic"
-        return f"chunked: a plain linear layer, up to {self.keep_bytes >> 20} MiB of logits kept for the backward pass"
-
     def parameters(self) -> list[nn.Parameter]:
         """Return the parameters of the module, in a fixed order."""
         return [parameter for _, parameter in self.module.named_parameters()]

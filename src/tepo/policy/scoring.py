@@ -1,4 +1,4 @@
-"""Which fast paths of scoring this machine can take, for people: what `tepo doctor` shows."""
+"""Whether the Triton kernel can score on this machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from importlib.util import find_spec
 
 import torch
 
-from tepo.policy.blocks import threads_of
 from tepo.policy.head import Head
 
 _KERNEL_DTYPES = (torch.float32, torch.bfloat16)
@@ -24,14 +23,3 @@ def why_no_kernel(device: torch.device, head: Head | None = None) -> str | None:
     if head is not None and head.dtype not in _KERNEL_DTYPES:
         return f"the kernel computes in float32 or bfloat16, not in {str(head.dtype).removeprefix('torch.')}"
     return None
-
-
-def describe_scoring(device: torch.device) -> dict[str, str]:
-    """Return one line for each path of scoring on a device: whether it is active, and what switches it."""
-    shared = f"whole blocks shared among {threads_of(device)} threads" if device.type == "cpu" else "blocks in turn"
-    reason = why_no_kernel(device)
-    return {
-        "logits": f"active: log-probability and entropy in one pass, {shared}",
-        "head": "active: logits of a chunk of tokens at a time (model.head, model.head_chunk, model.head_keep_mib)",
-        "triton": "available: model.head=triton (untested on hardware)" if reason is None else f"not active: {reason}",
-    }

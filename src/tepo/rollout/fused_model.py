@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-TYPES = ("llama", "mistral", "qwen2", "qwen3")
+from tepo.policy.layers import FAMILIES
+
+TYPES = tuple(FAMILIES)
 """`model_type` of configurations whose layers are the ones below."""
 
 _PACKED_FROM = 1 << 16
