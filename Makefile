@@ -10,6 +10,8 @@ ARGS   ?=
 VENV      := .venv
 BIN       := $(VENV)/bin
 LOCK      := requirements/lock.txt
+# What a run on the built-in model uses.
+EXTRAS    := cpu,gguf
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 OFFLINE   := HF_HUB_OFFLINE=1
 
@@ -38,7 +40,7 @@ $(VENV)/.stamp-run: $(LOCK) pyproject.toml
 	$(call venv,$(VENV))
 	@echo "installing tepo and what it runs on into $(VENV)"; : > $(VENV)/pip.log
 	@$(call pip,$(VENV),'$(TORCH)')
-	@$(call pip,$(VENV),-c $(LOCK) -e '.[gguf]')
+	@$(call pip,$(VENV),-c $(LOCK) -e '.[$(EXTRAS)]')
 	@touch $@
 
 $(VENV)/.stamp-dev: $(VENV)/.stamp-run

@@ -22,9 +22,12 @@ def _path(name: str, active: bool | None, detail: str, option: str) -> dict[str,
 
 
 def _of_the_machine() -> list[dict[str, Any]]:
+    import torch
+
     from tepo.core import allocator
     from tepo.policy.device import choose_device, has_native_bfloat16
     from tepo.policy.scoring import why_no_kernel
+    from tepo.rollout.compiled_step import why_not_compiled
     from tepo.rollout.fused_model import has_packed_products
 
     device = choose_device("auto")
@@ -32,10 +35,17 @@ def _of_the_machine() -> list[dict[str, Any]]:
     packed = device.type == "cpu" and has_packed_products()
     no_kernel = why_no_kernel(device)
     kept = allocator.is_on()
+    interpreted = why_not_compiled(device, torch.float32, torch.float32)
     return [
         _path("freed memory kept", kept, "glibc's allocator" if kept else "not glibc", f"{allocator.SWITCH}=0"),
         _path("bfloat16 products", native, "from 20 M parameters on", "model.dtype=float32"),
         _path("matrices packed for sampling", packed, "for the kernel library", "sampling.decoder=plain"),
+        _path(
+            "compiled steps of sampling",
+            interpreted is None,
+            interpreted or "between the matrix products, and the draws",
+            "sampling.decoder=fused",
+        ),
         _path(
             "fused head kernel",
             None if no_kernel is None else False,

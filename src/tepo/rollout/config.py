@@ -48,10 +48,11 @@ class SamplingConfig(BaseModel):
     rows: int = Field(default=64, ge=1)
     """Responses decoded at once: more is quicker and takes more memory; it never changes what is drawn."""
 
-    decoder: Literal["auto", "fused", "plain"] = "auto"
+    decoder: Literal["auto", "compiled", "fused", "plain"] = "auto"
     """How tokens are computed: `plain` runs the model's own forward pass; `fused` runs the layers of a Llama-type model
-    (Llama, Mistral, Qwen2, Qwen3) with fused matrices and a cache in place, several times faster on a processor; `auto`
-    takes it where the model has such layers and both agree on a probe."""
+    (Llama, Mistral, Qwen2, Qwen3) with fused matrices and a cache in place, several times faster on a processor;
+    `compiled` is `fused` with the steps between the matrices compiled for the processor by numba (`tepo[cpu]`), once on
+    each machine; `auto` takes the last of these that works for the model here and agrees with `plain` on a probe."""
 
     em_inf: EMInfConfig | None = None
     """Sharpen every token's distribution by minimising its entropy before it is chosen, after `temperature` and before

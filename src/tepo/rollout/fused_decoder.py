@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from tepo.rollout.decoder import prompt_batches
-from tepo.rollout.fused_model import FusedModel, Layer
+from tepo.rollout.fused_model import FusedModel
+from tepo.rollout.tensor_step import Step
 
 SPARE_COLUMNS = 64
 """Columns by which the cache grows."""
@@ -20,8 +21,8 @@ SPARE_COLUMNS = 64
 class FusedRows:
     """Sequences being decoded; a row's tokens fill the first `lengths[b]` columns of its cache.
 
-    `keys` (float32) and `values` hold [B * K, columns, size] for each layer, zero beyond the tokens: what is masked
-    must still be a number. `logits` [B, V] predict the next token; `width` is the longest row.
+    `keys` and `values` hold [B * K, columns, size] for each layer, zero beyond the tokens: what is masked must still be
+    a number. `logits` [B, V] predict the next token; `width` is the longest row.
     """
 
     keys: list[Tensor]
@@ -42,8 +43,9 @@ class FusedRows:
 class FusedDecoder:
     """Prefill and single-token steps of a fused model; the same contract as `Decoder`."""
 
-    def __init__(self, model: FusedModel, *, dtype: torch.dtype, pad_id: int, max_positions: int) -> None:
+    def __init__(self, model: FusedModel, step: Step, *, dtype: torch.dtype, pad_id: int, max_positions: int) -> None:
         self._model = model
+        self._step = step
         self._dtype = dtype
         self._pad_id = pad_id
         self._max_positions = max_positions
@@ -92,41 +94,12 @@ class FusedDecoder:
         A row that has used up the model's positions overwrites its last token: the caller has finished with it, and
         it only waits to be replaced or dropped.
         """
-        model = self._model
         at = rows.lengths.clamp(max=self._max_positions - 1)
         rows.lengths = at + 1
         rows.width = min(rows.width + 1, self._max_positions)
         if rows.width > rows.columns:
             self._grow(rows, rows.width)
-        x = functional.embedding(torch.tensor(tokens, device=at.device), model.embedding)
-        turns = model.turns[at].unsqueeze(1)
-        hidden = torch.arange(rows.width, device=at.device) > at.unsqueeze(-1)  # columns a row does not see
-        mask = torch.zeros_like(hidden, dtype=x.dtype).masked_fill_(hidden, float("-inf"))
-        mask = mask.repeat_interleave(model.key_heads, 0).unsqueeze(1)  # [B * K, 1, width]
-        row = torch.arange(len(rows) * model.key_heads, device=at.device)
-        place = row * rows.columns + at.repeat_interleave(model.key_heads)  # of the new column, all columns in a row
-        for index, layer in enumerate(model.layers):
-            x = self._step(layer, x, turns, rows.keys[index], rows.values[index], mask, place)
-        rows.logits = model.logits(x)
-
-    def _step(
-        self,
-        layer: Layer,
-        x: Tensor,
-        turns: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor,
-        place: Tensor,
-    ) -> Tensor:
-        model, width = self._model, mask.shape[-1]
-        queries, new_keys, new_values = model.project(layer, x, turns)
-        keys.view(-1, model.size).index_copy_(0, place, new_keys.reshape(-1, model.size))
-        values.view(-1, model.size).index_copy_(0, place, new_values.reshape(-1, model.size))
-        grouped = queries.reshape(keys.shape[0], -1, model.size)  # [B * K, H / K, size]
-        scores = torch.baddbmm(mask, grouped, keys[:, :width].transpose(1, 2), alpha=model.scale)
-        attended = torch.bmm(scores.softmax(-1).to(values.dtype), values[:, :width])
-        return model.close(layer, x, attended.view(x.shape[0], -1))
+        rows.logits = self._step(rows, torch.tensor(tokens, device=at.device), at)
 
     def _prefill(self, prompts: Sequence[Sequence[int]]) -> FusedRows:
         model = self._model
@@ -162,8 +135,8 @@ class FusedDecoder:
     def _empty(self, lengths: Tensor, width: int, logits: Tensor) -> FusedRows:
         """Return rows with room for `width` columns and the spare ones, all zero."""
         model = self._model
-        shape = (lengths.shape[0] * model.key_heads, width + SPARE_COLUMNS, model.size)
-        keys = [torch.zeros(shape, dtype=model.embedding.dtype, device=model.device) for _ in model.layers]
+        shape = (lengths.shape[0] * model.key_heads, self._room(width), model.size)
+        keys = [torch.zeros(shape, dtype=self._step.key_dtype, device=model.device) for _ in model.layers]
         values = [torch.zeros(shape, dtype=self._dtype, device=model.device) for _ in model.layers]
         return FusedRows(keys, values, lengths.clone(), width, logits)
 
@@ -174,11 +147,15 @@ class FusedDecoder:
             to, by = _by_row(into, heads), _by_row(out_of, heads)
             to[places, :, :width] = by[index, :, :width]
 
+    def _room(self, width: int) -> int:
+        """Return the columns to have for `width` tokens: some to spare, but no more than there are positions."""
+        return max(width, min(width + SPARE_COLUMNS, self._max_positions))
+
     def _grow(self, rows: FusedRows, width: int) -> None:
         """Make room for `width` columns and the spare ones."""
         for caches in (rows.keys, rows.values):
             for index, old in enumerate(caches):
-                caches[index] = old.new_zeros(old.shape[0], width + SPARE_COLUMNS, old.shape[2])
+                caches[index] = old.new_zeros(old.shape[0], self._room(width), old.shape[2])
                 caches[index][:, : old.shape[1]] = old
 
 

@@ -21,7 +21,7 @@ from tepo.policy.layers import FAMILIES
 TYPES = tuple(FAMILIES)
 """`model_type` of configurations whose layers are the ones below."""
 
-_PACKED_FROM = 1 << 16
+_PACKED_FROM = 1 << 14
 """Entries from which a matrix is worth the kernel library's own layout."""
 
 Linear = Callable[[Tensor], Tensor]

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tepo.core.errors import InputError, WorkError
-from tepo.rollout.choosing import decoder_for
+from tepo.rollout.choice import ChooseTokens
+from tepo.rollout.choosing import choice_for, decoder_for
 from tepo.rollout.config import SamplingConfig
 from tepo.rollout.decoder import DecodedRows, Decoder
-from tepo.rollout.draws import choose, truncate, uniforms
-from tepo.rollout.em_inf import minimise_entropy
+from tepo.rollout.draws import uniforms
 from tepo.rollout.response import Response, StopReason
 from tepo.rollout.stopping import StopTexts
 from tepo.rollout.waiting import Growing, Waiting
@@ -77,7 +77,8 @@ def sample(
         limit = limit if limits is None else min(limit, limits[index])
         groups.append([Growing(index, tuple(prompt), limit, draw, j) for j in range(samples)])
     longest_first = sorted(groups, key=lambda group: -len(group[0].prompt_ids))  # memory peaks at the start
-    run = _Run(config, seed, purpose, frozenset(policy.eos_ids), StopTexts(config.stop, policy.decode))
+    stops = StopTexts(config.stop, policy.decode)
+    run = _Run(config, seed, purpose, frozenset(policy.eos_ids), stops, choice_for(policy, config))
     positions = max(len(group[0].prompt_ids) + group[0].limit for group in groups)
     responses: list[dict[int, Response]] = [{} for _ in prompts]
     finished = 0
@@ -103,6 +104,7 @@ class _Run:
     purpose: str
     eos_ids: frozenset[int]
     stops: StopTexts
+    choose: ChooseTokens
 
     def uniform(self, growing: Growing) -> float:
         """Return the draw of the response's next token; a finished response has none and gets zero."""
@@ -149,39 +151,14 @@ def _decode(decoder: Decoder, waiting: Waiting, run: _Run) -> Iterator[Growing]:
 
 def _append_tokens(rows: DecodedRows, batch: Sequence[Growing], run: _Run) -> list[int]:
     """Choose the next token of every row, append it to the responses that still grow, and return all of them."""
-    config = run.config
-    logits = rows.logits if config.temperature in (0.0, 1.0) else rows.logits / config.temperature
-    weights, centred, total = _exponentials(logits)
-    smallest = torch.finfo(centred.dtype).min  # a logit of minus infinity adds nothing to the entropy
-    log_total = total.log()
-    entropy = log_total - torch.linalg.vecdot(weights, centred.clamp_(min=smallest)) / total
-    if config.em_inf is not None:
-        logits = minimise_entropy(logits, config.em_inf)
-        weights, _, total = _exponentials(logits)
-    if config.greedy:
-        chosen = logits.argmax(-1)
-    else:
-        if config.top_k > 0 or config.top_p < 1.0:
-            weights = truncate(weights / total.unsqueeze(-1), top_k=config.top_k, top_p=config.top_p)
-        drawn = torch.tensor([run.uniform(growing) for growing in batch], dtype=torch.float64)
-        chosen = choose(weights, drawn.to(weights.device) if weights.device.type != "mps" else drawn.float().to("mps"))
-    tokens: list[int] = chosen.tolist()
-    logp = centred.gather(-1, chosen.unsqueeze(-1)).squeeze(-1) - log_total
-    picked, entropies = torch.stack([logp, entropy]).tolist()
-    for growing, *values in zip(batch, tokens, picked, entropies, strict=True):
+    tokens, logp, entropy = run.choose(rows.logits, [run.uniform(growing) for growing in batch])
+    for growing, token, *values in zip(batch, tokens, logp, entropy, strict=True):
         if growing.stop_reason is None:
-            _append(growing, *values)
+            _append(growing, token, *values)
             growing.stop_reason = run.stop_reason(growing)
             if growing.stop_reason is not None:
                 growing.uniforms = ()  # a call may sample many long responses
     return tokens
-
-
-def _exponentials(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return exp(z - max z) [B, V], z - max z [B, V] and the sum of the first over the vocabulary [B]."""
-    centred = logits - logits.amax(-1, keepdim=True)
-    weights = centred.exp()
-    return weights, centred, weights.sum(-1)
 
 
 def _append(growing: Growing, token: int, logp: float, entropy: float) -> None:

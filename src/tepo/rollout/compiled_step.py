@@ -1,0 +1,117 @@
+"""One decoding step with compiled functions between the matrix products: why it cannot be taken, and the step."""
+
+from __future__ import annotations
+
+import functools
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tepo.rollout.fused_model import FusedModel, Layer, Norm
+
+if TYPE_CHECKING:
+    from tepo.rollout.fused_decoder import FusedRows
+
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+def why_not_compiled(device: torch.device, weights: torch.dtype, compute: torch.dtype) -> str | None:
+    """Return why steps are not compiled for a model on this device, with these weights and products, or None."""
+    if device.type != "cpu":
+        return f"it compiles for the processor, and the model is on {device.type}"
+    if weights != torch.float32 or compute not in _DTYPES:
+        return f"it computes in float32 or bfloat16 with float32 weights, not {_name(compute)} with {_name(weights)}"
+    return _why_no_compiler()
+
+
+@functools.cache
+def _why_no_compiler() -> str | None:
+    """Return why numba cannot be used, or None; chooses the threads its functions run in.
+
+    Its own pool of threads ends the process when two threads of Python call at once; OpenMP's does not.
+    """
+    if find_spec("numba") is None:
+        return "the package numba is not installed (pip install 'tepo[cpu]')"
+    import numba
+
+    if numba.config.THREADING_LAYER == "default":
+        numba.config.THREADING_LAYER = "threadsafe"
+    try:
+        from tepo.rollout.compiled import gate
+
+        gate(np.zeros((1, 2), np.float32), np.zeros((1, 1), np.float32))
+    except Exception as error:  # whatever goes wrong inside a compiler, there is another way to sample
+        return f"numba does not work here ({type(error).__name__}: {str(error).strip().splitlines()[0]})"
+    return None
+
+
+class CompiledStep:
+    """A step for every row at once; the same contract as `TensorStep`."""
+
+    def __init__(self, model: FusedModel, dtype: torch.dtype) -> None:
+        import numba
+
+        from tepo.rollout import compiled
+
+        self._compiled = compiled
+        self._model = model
+        self._turns = torch.view_as_real(model.turns).flatten(-2).numpy()
+        self._dtype = self.key_dtype = dtype
+        numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
+
+    def __call__(self, rows: FusedRows, tokens: Tensor, at: Tensor) -> Tensor:
+        """Put one token of each row at the places `at` [B] of the cache; return the logits [B, V] after it."""
+        model = self._model
+        x = functional.embedding(tokens, model.embedding)
+        places, stream = at.numpy(), x.numpy()
+        normed = torch.empty(x.shape, dtype=self._dtype)
+        attended = torch.empty(len(x), model.heads * model.size, dtype=self._dtype)
+        delta = torch.zeros_like(normed)  # what is still to be added to the residual stream
+        for index, layer in enumerate(model.layers):
+            self._add_and_norm(stream, delta, layer.before_attention, normed)
+            self._attend(layer, layer.qkv(normed), places, rows.keys[index], rows.values[index], attended)
+            self._add_and_norm(stream, layer.output(attended), layer.before_mlp, normed)
+            both = layer.gate_up(normed)
+            product = torch.empty(len(x), both.shape[1] // 2, dtype=self._dtype)
+            self._compiled.gate(_array(both), _array(product))
+            delta = layer.down(product)
+        self._add_and_norm(stream, delta, model.norm, normed)
+        return model.head(normed).float()
+
+    def _attend(self, layer: Layer, fused: Tensor, at: Any, keys: Tensor, values: Tensor, out: Tensor) -> None:
+        query_norm, key_norm, epsilon = _norms(layer)
+        self._compiled.attend(
+            _array(fused),
+            self._turns,
+            at,
+            _array(keys),
+            _array(values),
+            _array(out),
+            np.float32(self._model.scale),
+            query_norm,
+            key_norm,
+            epsilon,
+        )
+
+    def _add_and_norm(self, x: Any, delta: Tensor, norm: Norm, out: Tensor) -> None:
+        self._compiled.add_and_norm(x, _array(delta), norm.weight.numpy(), np.float32(norm.epsilon), _array(out))
+
+
+def _norms(layer: Layer) -> tuple[Any, Any, np.float32]:
+    """Return weights and epsilon of the norms of queries and keys, empty weights where there are none."""
+    if layer.query_norm is None or layer.key_norm is None:
+        return np.empty(0, np.float32), np.empty(0, np.float32), np.float32(0)
+    return layer.query_norm.weight.numpy(), layer.key_norm.weight.numpy(), np.float32(layer.query_norm.epsilon)
+
+
+def _array(tensor: Tensor) -> Any:
+    """Return a tensor in the compute precision as compiled functions take it, sharing its memory."""
+    return tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
