@@ -75,12 +75,18 @@ def test_only_matrices_decay() -> None:
     assert all(parameter.dim() < 2 for parameter in groups[1]["params"])
 
 
-def test_gradients_are_clipped_and_the_norm_before_is_reported() -> None:
-    one = learner(objective("tepo"), grad_clip=0.5)
+@pytest.mark.parametrize(("limit", "share"), [(0.5, None), (0.0, 1.0), (1e6, 1.0)])
+def test_gradients_are_clipped_and_the_norm_before_is_reported(limit: float, share: float | None) -> None:
+    one = learner(objective("tepo"), grad_clip=limit)
     push(one.policy)
-    every = torch.cat([p.grad.flatten() for p in one.policy.trainable_parameters() if p.grad is not None])
-    assert one.apply_gradients()["grad/norm"] == pytest.approx(float(every.double().norm()), rel=1e-3)
+    norm = float(torch.cat([p.grad.flatten() for p in one.policy.trainable_parameters() if p.grad is not None]).norm())
+    assert one.apply_gradients()["grad/norm"] == pytest.approx(norm, rel=1e-3)
     assert all(parameter.grad is None for parameter in one.policy.trainable_parameters())
+    first = torch.cat(
+        [value.flatten() for name, value in one.optimizer_tensors().items() if name.startswith("exp_avg/")]
+    )
+    seen = float(first.norm()) / (1 - one.optimizer.param_groups[0]["betas"][0])  # the gradient that the step saw
+    assert seen == pytest.approx(limit if share is None else norm, rel=1e-3)
 
 
 def test_moments_and_tuned_state_continue_where_they_were() -> None:

@@ -63,8 +63,10 @@ class ModelLearner:
         Gradients that are not finite leave weights and moments as they are; the schedule moves on all the same.
         """
         parameters = [*self._named.values(), *self._learned.values()]
-        limit = self._config.grad_clip or float("inf")
-        norm = float(nn.utils.clip_grad_norm_(parameters, limit))
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        norm = float(nn.utils.get_total_norm(gradients))
+        if norm > (self._config.grad_clip or math.inf):  # elsewhere torch would read and write all of them, times one
+            nn.utils.clip_grads_with_norm_(parameters, self._config.grad_clip, torch.tensor(norm))
         lr = self.lr
         finite = math.isfinite(norm)
         if finite:
