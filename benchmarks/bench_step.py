@@ -5,7 +5,8 @@
 
 TRL appears twice: with the settings its configuration has by itself (recomputation, 8 rows at once), and with its
 quickest full-precision-weights settings (no recomputation, all rows at once; bfloat16 autocast for SmolLM2, float32 for
-the tiny model) under our allocator setting.
+the tiny model) under our allocator setting. Ours has the precision of the latter; for the tiny model a second row shows
+it in bfloat16.
 `--bf16` adds TRL with bfloat16 weights, where small updates are rounded away.
 
 Lengths: `full` responses all reach the limit (what ends one cannot be sampled; the same folder for every side);
@@ -63,7 +64,9 @@ def options() -> argparse.Namespace:
 def sides(name: str, work: dict[str, Any], chosen: argparse.Namespace) -> list[harness.Side]:
     """Return ours first, then TRL's settings."""
     best = MODELS[name]["best"]
-    found = [harness.Side(harness.OURS, {**work, "side": "ours"})]
+    found = [harness.Side(harness.OURS, {**work, "side": "ours", "dtype": MODELS[name]["dtype"]})]
+    if MODELS[name]["dtype"] == "float32":
+        found.append(harness.Side("tepo, bfloat16", {**work, "side": "ours", "dtype": "bfloat16"}))
     if chosen.tepo:
         found.append(harness.Side("tepo, objective tepo", {**work, "side": "ours", "objective": "tepo"}))
     peers: dict[str, tuple[dict[str, Any], dict[str, str]]] = {

@@ -290,7 +290,7 @@ def machine() -> dict[str, Any]:
     about = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines) if value}
     flags = set(about.get("flags", "").split())
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    packages = ("tepo", "torch", "transformers", "trl", "liger-kernel", "numpy")
+    packages = ("tepo", "torch", "transformers", "trl", "liger-kernel", "numpy", "numba")
     return {
         "processor": about.get("model name", platform.processor() or platform.machine()),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),

@@ -17,6 +17,7 @@ CORE = ("torch", "transformers", "tokenizers", "safetensors", "pydantic", "rich"
 """Distributions `tepo` cannot run without."""
 
 EXTRAS = {
+    "cpu": (("numba",), "compiled steps of sampling on a processor"),
     "gguf": (("gguf", "accelerate"), "the built-in model builtin:smollm2-135m"),
     "gym": (("reasoning_gym",), "procedurally generated problems"),
     "data": (("datasets", "pyarrow"), "Parquet files and Hugging Face datasets"),

@@ -35,15 +35,15 @@ def _of_the_machine() -> list[dict[str, Any]]:
     packed = device.type == "cpu" and has_packed_products()
     no_kernel = why_no_kernel(device)
     kept = allocator.is_on()
-    interpreted = why_not_compiled(device, torch.float32, torch.float32)
+    not_compiled = why_not_compiled(device, torch.float32, torch.float32)
     return [
         _path("freed memory kept", kept, "glibc's allocator" if kept else "not glibc", f"{allocator.SWITCH}=0"),
         _path("bfloat16 products", native, "from 20 M parameters on", "model.dtype=float32"),
         _path("matrices packed for sampling", packed, "for the kernel library", "sampling.decoder=plain"),
         _path(
             "compiled steps of sampling",
-            interpreted is None,
-            interpreted or "between the matrix products, and the draws",
+            not_compiled is None,
+            not_compiled or "between the matrix products, and the draws",
             "sampling.decoder=fused",
         ),
         _path(
