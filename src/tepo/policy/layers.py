@@ -1,12 +1,15 @@
 """The norms and gated MLPs of Llama-type models with less kept for the backward pass; the same formulas.
 
 Autograd keeps an input of every element-wise operation, although one or two tensors determine the rest. Here a norm
-keeps its input and one number a row, an MLP its gate and up, and the rest is computed again. Under autocast a norm
-whose output goes to matrix products alone casts it once, not once a product.
+keeps its input or, where matrix products keep its output anyway, only that, and one number a row; an MLP keeps its
+input, gate and up, and the rest is computed again. Under autocast a norm whose output goes to matrix products alone
+casts it once, not once a product, and weights are cast where they are used: no copy of them waits for the backward
+pass.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -73,6 +76,19 @@ def _has_hooks(module: nn.Module) -> bool:
     return any(hooks)
 
 
+def _is_product(module: nn.Module) -> bool:
+    """Return whether a module is a matrix product and nothing more; an adapter may have wrapped it since."""
+    return type(module) is nn.Linear and module.bias is None and not _has_hooks(module)
+
+
+def _product_dtype(x: Tensor, weights: Sequence[Tensor]) -> torch.dtype | None:
+    """Return the precision in which `x` is multiplied by each of the weights here; None where that would fail."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
+        return torch.get_autocast_dtype(device)
+    return x.dtype if all(weight.dtype == x.dtype for weight in weights) else None
+
+
 class Norm(nn.Module):
     """A root-mean-square norm: weight * x / sqrt(mean(x^2) + epsilon), normalised in float32."""
 
@@ -89,7 +105,10 @@ class Norm(nn.Module):
         device = x.device.type
         if self._before_products and torch.is_autocast_enabled(device) and dtype == torch.float32:
             dtype = torch.get_autocast_dtype(device)
-        found: Tensor = _RootMeanSquare.apply(x, self.weight, self.variance_epsilon, dtype)  # type: ignore[no-untyped-call]
+        # The products behind keep the output: with it alone the input need not be kept. A weight of 0 hides what was
+        # scaled by it; looking for one would make an accelerator wait.
+        from_output = self._before_products and device == "cpu" and bool(self.weight.detach().all())
+        found: Tensor = _RootMeanSquare.apply(x, self.weight, self.variance_epsilon, dtype, from_output)  # type: ignore[no-untyped-call]
         return found
 
     def extra_repr(self) -> str:
@@ -98,7 +117,7 @@ class Norm(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """down(silu(gate(x)) * up(x)), whose product is computed again in the backward pass."""
+    """down(silu(gate(x)) * up(x)), whose product is computed again in the backward pass, as are casts of weights."""
 
     def __init__(self, source: Any) -> None:
         super().__init__()
@@ -109,47 +128,89 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output [..., D] for the input [..., D]."""
-        gate, up, down = self.gate_proj(x), self.up_proj(x), self.down_proj
-        # An adapter may have wrapped it since, and then it is no matrix product alone.
-        if type(down) is not nn.Linear or down.bias is not None or _has_hooks(down) or gate.dtype != up.dtype:
+        linears, down = (self.gate_proj, self.up_proj, self.down_proj), self.down_proj
+        found: Tensor
+        if all(_is_product(module) for module in linears):
+            weights: list[Any] = [module.weight for module in linears]
+            if (dtype := _product_dtype(x, weights)) is not None:
+                found = _GatedMLP.apply(x.to(dtype), *weights)  # type: ignore[no-untyped-call]
+                return found
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        if not _is_product(down) or gate.dtype != up.dtype:
             plain: Tensor = down(self.act_fn(gate) * up)
             return plain
-        found: Tensor = _GatedProduct.apply(gate, up, down.weight)
+        found = _GatedProduct.apply(gate, up, down.weight)  # type: ignore[no-untyped-call]
         return found
 
 
 class _RootMeanSquare(torch.autograd.Function):
-    """With r = 1 / sqrt(mean(x^2) + epsilon) of each row and g the gradient in the output:
+    """With n = x r the normalised input, r = 1 / sqrt(mean(x^2) + epsilon) of each row, g the gradient in the output:
 
-    d weight = sum over rows of g x r,    d x = r weight g - x r^3 mean(weight g x)
+    d weight = sum over rows of g n,    d x = r (weight g - n mean(weight g n))
+
+    `from_output`: n is output / weight, and the input is not kept; no weight is 0.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype, from_output: bool) -> Tensor:
         wide = x.to(torch.float32)
         norms = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         rate = norms.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
-        ctx.save_for_backward(x, weight, rate)
         normal = (wide * rate).to(x.dtype)
         out = normal.mul_(weight) if torch.promote_types(x.dtype, weight.dtype) == x.dtype else normal * weight
         found: Tensor = out.to(dtype)
+        ctx.save_for_backward(found if from_output else x, weight, rate)
+        ctx.from_output, ctx.dtype = from_output, x.dtype
         return found
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        x, weight, rate = ctx.saved_tensors
-        size = x.shape[-1]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        kept, weight, rate = ctx.saved_tensors
+        size = kept.shape[-1]
         # The sums over rows in float64 where the input is: their order must not show there.
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        wide, rates = x.to(dtype).reshape(-1, size), rate.to(dtype).reshape(-1, 1)
-        upstream, scale = grad.to(dtype).reshape(-1, size), weight.to(dtype)
-        joint = upstream * wide
+        dtype = torch.promote_types(ctx.dtype, torch.float32)
+        rates, scale = rate.to(dtype).reshape(-1, 1), weight.to(dtype)
+        upstream, wide = grad.to(dtype).reshape(-1, size), kept.to(dtype).reshape(-1, size)
+        normal = wide / scale if ctx.from_output else wide * rates
+        joint = upstream * normal
         with torch.autocast(grad.device.type, enabled=False):
-            of_weight = (joint.t() @ rates).view_as(weight).to(weight.dtype) if ctx.needs_input_grad[1] else None
-            pull = (joint @ scale).unsqueeze(-1).mul_(rates.pow(3)).div_(-size)
-        of_x = torch.mul(upstream, scale, out=joint).mul_(rates).addcmul_(wide, pull)
-        return of_x.view_as(x).to(x.dtype), of_weight, None, None
+            of_weight = joint.sum(0).view_as(weight).to(weight.dtype) if ctx.needs_input_grad[1] else None
+            pull = (joint @ scale).unsqueeze(-1).mul_(rates).div_(-size)
+        of_x = torch.mul(upstream, scale, out=joint).mul_(rates).addcmul_(normal, pull)
+        return of_x.view_as(grad).to(ctx.dtype), of_weight, None, None, None
+
+
+class _GatedMLP(torch.autograd.Function):
+    """(silu(x @ gate.T) * (x @ up.T)) @ down.T in the precision of x [..., D]; gate and up are [F, D], down [D, F].
+
+    A weight of another precision is cast for each product, and the copy is gone with it: kept ones would hold half of
+    the weights' own memory until the backward pass.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        gated, raised = functional.linear(x, gate.to(x.dtype)), functional.linear(x, up.to(x.dtype))
+        ctx.save_for_backward(x, gated, raised, gate, up, down)
+        return functional.linear(functional.silu(gated).mul_(raised), down.to(x.dtype))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, gated, raised, gate, up, down = ctx.saved_tensors
+        needs_x, needs_gate, needs_up, needs_down = ctx.needs_input_grad
+        of_gated, of_raised, of_down = _gated_gradients(
+            grad, gated, raised, down, (needs_x or needs_gate, needs_x or needs_up, needs_down)
+        )
+        of_x, found = None, []
+        rows = x.reshape(-1, x.shape[-1])
+        for gradient, weight, wanted in ((of_gated, gate, needs_gate), (of_raised, up, needs_up)):
+            upstream = None if gradient is None else gradient.reshape(-1, len(weight))
+            found.append((upstream.t() @ rows).to(weight.dtype) if wanted and upstream is not None else None)
+            if needs_x and upstream is not None:
+                narrow = weight.to(x.dtype)
+                of_x = upstream @ narrow if of_x is None else of_x.addmm_(upstream, narrow)
+        return None if of_x is None else of_x.view_as(x), *found, of_down
 
 
 class _GatedProduct(torch.autograd.Function):
@@ -164,15 +225,22 @@ class _GatedProduct(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         gate, up, weight = ctx.saved_tensors
-        needs_gate, needs_up, needs_weight = ctx.needs_input_grad
-        rows = grad.reshape(-1, grad.shape[-1])
-        active = functional.silu(gate)
-        of_weight = None
-        if needs_weight:
-            of_weight = (rows.t() @ (active * up).reshape(-1, weight.shape[1])).to(weight.dtype)
-        if not (needs_gate or needs_up):
-            return None, None, of_weight
-        of_product = (rows @ weight.to(rows.dtype)).view_as(gate)
-        of_up = active.mul_(of_product) if needs_up else None
-        of_gate = torch.ops.aten.silu_backward(of_product.mul_(up), gate) if needs_gate else None
-        return of_gate, of_up, of_weight
+        return _gated_gradients(grad, gate, up, weight, ctx.needs_input_grad)
+
+
+def _gated_gradients(
+    grad: Tensor, gate: Tensor, up: Tensor, weight: Tensor, wanted: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the wanted gradients of (silu(gate) * up) @ weight.T in gate, up and weight."""
+    needs_gate, needs_up, needs_weight = wanted
+    rows = grad.reshape(-1, grad.shape[-1])
+    active = functional.silu(gate)
+    of_weight = None
+    if needs_weight:
+        of_weight = (rows.t() @ (active * up).reshape(-1, weight.shape[1])).to(weight.dtype)
+    if not (needs_gate or needs_up):
+        return None, None, of_weight
+    of_product = (rows @ weight.to(rows.dtype)).view_as(gate)
+    of_up = active.mul_(of_product) if needs_up else None
+    of_gate = torch.ops.aten.silu_backward(of_product.mul_(up), gate) if needs_gate else None
+    return of_gate, of_up, of_weight
