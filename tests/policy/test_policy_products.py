@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from tests.policy.test_policy_logits import _Largest
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tepo.policy import products as products_module
 from tepo.policy.head import Head, Identity, Post
@@ -93,6 +95,33 @@ def test_kept_logits_are_not_computed_again_and_no_more_than_a_chunk_exists(
     assert sum(rows) == 2 * N - keep_rows
     assert max(rows) == max(5, keep_rows)
     assert seen.largest == max(5, keep_rows, D) * V
+
+
+class _Copies(TorchDispatchMode):
+    """Counts tensors as large as the weight in the compute precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and out.dtype == torch.bfloat16 and out.numel() == V * D:
+            self.found += "_to_copy" in str(func)
+        return out
+
+
+@pytest.mark.parametrize(("keep_rows", "copies"), [(0, 1), (3, 1), (N, 0)])
+def test_the_backward_pass_copies_the_weight_only_to_compute_logits_again(
+    keep_rows: int, copies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products_module, "_SLICE", 10)
+    hidden, module, targets = _inputs(torch.float32, False)
+    head = Head(module, dtype=torch.bfloat16, keep_bytes=keep_rows * V * 2)
+    logp = token_statistics(hidden, Request(head, targets, chunk=5)).logp.sum()
+    with _Copies() as seen:
+        logp.backward()
+    assert seen.found == copies
 
 
 def test_nothing_is_kept_without_a_backward_pass() -> None:

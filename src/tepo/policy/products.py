@@ -19,18 +19,25 @@ _SLICE = 8192
 
 
 class LinearProducts:
-    """A plain linear head, its weight [V, D] and bias in the compute precision.
+    """A plain linear head, computed in the head's precision.
 
     `totals` are the gradients summed so far, in the order of the parameters.
     """
 
     def __init__(self, head: Head, parameters: Sequence[Tensor], wanted: Sequence[bool]) -> None:
         self._dtype = head.dtype
-        cast = [parameter.detach().to(head.dtype) for parameter in parameters]
-        self.weight: Tensor = cast[0]
-        self.bias: Tensor | None = cast[1] if len(cast) > 1 else None
+        self._own: Tensor = parameters[0].detach()
+        self._cast: Tensor | None = self._own if self._own.dtype == head.dtype else None
+        self.bias: Tensor | None = parameters[1].detach().to(head.dtype) if len(parameters) > 1 else None
         self._logits: Tensor | None = None
         self.totals = _zeros(parameters, wanted)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight [V, D] in the compute precision: a copy, made at the first call, where its own is another."""
+        if self._cast is None:
+            self._cast = self._own.to(self._dtype)
+        return self._cast
 
     def raw(self, hidden: Tensor) -> Tensor:
         """Return the head's output [n, V], which holds until the next call."""
@@ -56,7 +63,18 @@ class LinearProducts:
         with torch.autocast(hidden.device.type, enabled=False):
             if of_weight is not None:
                 _add_product(of_weight, grad, hidden.to(self._dtype))
-            return grad @ self.weight if needs_hidden else None
+            return self._of_hidden(grad) if needs_hidden else None
+
+    def _of_hidden(self, grad: Tensor) -> Tensor:
+        """Return grad @ weight; where no copy of the weight was needed so far, by a slice of it at a time."""
+        if self._cast is not None:
+            return grad @ self._cast
+        wide = torch.promote_types(self._dtype, torch.float32)
+        total = grad.new_zeros(len(grad), self._own.shape[1], dtype=wide)
+        for start in range(0, len(self._own), _SLICE):
+            rows = slice(start, start + _SLICE)
+            total += grad[:, rows] @ self._own[rows].to(self._dtype)
+        return total
 
 
 class AutogradProducts:
