@@ -62,7 +62,13 @@ def _of_any_model() -> list[dict[str, Any]]:
     from tepo.rollout.fused_model import TYPES
 
     return [
-        _path("fused layers in updates", None, f"types {', '.join(FAMILIES)}", "model.fused_layers=false"),
+        _path(
+            "fused layers in updates",
+            None,
+            f"norms and gated MLPs of types {', '.join(FAMILIES)}",
+            "model.fused_layers=false",
+        ),
+        _path("attention in blocks in updates", None, "on a processor, in bfloat16", "model.fused_layers=false"),
         _path("fused layers in sampling", None, f"types {', '.join(TYPES)}", "sampling.decoder=plain"),
         _path("logits in chunks", None, "most heads; a probe decides", "model.head=dense"),
         _path("logits kept for the backward pass", None, "plain linear heads, 96 MiB", "model.head_keep_mib=0"),
@@ -72,6 +78,7 @@ def _of_any_model() -> list[dict[str, Any]]:
 
 def _of_model(path: str) -> list[dict[str, Any]]:
     from tepo.policy import PolicyConfig, load_policy
+    from tepo.policy.attention_interface import SERVED, uses_attention
     from tepo.policy.layers import FAMILIES, count_fused
     from tepo.rollout import why_plain
 
@@ -85,11 +92,22 @@ def _of_model(path: str) -> list[dict[str, Any]]:
     keeps = head is not None and head.is_plain and head.keep_bytes > 0
     shares = policy.sharing.mode != "never"
     fused = count_fused(policy.model)
+    attends, narrow = uses_attention(policy.model), policy.compute_dtype in SERVED
     return [
         _path(
             "fused layers in updates",
             fused > 0,
             f"{fused} norms and MLPs" if fused else f"its layers are not those of {', '.join(FAMILIES)}",
+            "model.fused_layers=false",
+        ),
+        _path(
+            "attention in blocks in updates",
+            attends and narrow,
+            "with its gradient"
+            if attends and narrow
+            else "it gains in bfloat16"
+            if attends
+            else "not SDPA on a processor",
             "model.fused_layers=false",
         ),
         _path("fused layers in sampling", plain is None, plain or "agrees with the model", "sampling.decoder=plain"),

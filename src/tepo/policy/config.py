@@ -41,7 +41,8 @@ class PolicyConfig(BaseModel):
     """Attention implementation; auto leaves the choice to transformers."""
     fused_layers: bool = True
     """Replace the norms and gated MLPs of Llama, Mistral, Qwen2 and Qwen3 by ones that compute the same formulas and
-    keep less for the backward pass; false keeps transformers' own. Models of other types are left as they are."""
+    keep less for the backward pass; on a processor, let models of any type that use SDPA compute attention in bfloat16
+    by matrix products in blocks, in updates and scoring. false keeps transformers' own."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     share_prompts: Literal["auto", "always", "never"] = "auto"

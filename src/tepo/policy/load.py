@@ -11,6 +11,7 @@ import torch
 
 from tepo.core.errors import InputError
 from tepo.policy.activations import disable_dropout, enable_recomputation
+from tepo.policy.attention_interface import use_attention
 from tepo.policy.batching import NEVER, PASS_TOKENS, PASS_TOKENS_ELSEWHERE, Sharing
 from tepo.policy.config import PolicyConfig
 from tepo.policy.device import choose_device, choose_dtype, store_frozen_linears
@@ -54,6 +55,8 @@ def load_policy(config: PolicyConfig, *, seed: int = 0, say: Say = _quiet) -> Po
         model, tokenizer = _load_source(source, config, seed, say)
     if config.fused_layers:
         fuse_layers(model)
+        if device.type == "cpu":
+            use_attention(model)
     size = sum(parameter.numel() for parameter in model.parameters())
     dtype = choose_dtype(config.dtype, device, size)
     model.to(device=device, dtype=torch.float64 if dtype == torch.float64 else torch.float32)

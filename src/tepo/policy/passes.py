@@ -18,15 +18,17 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
+from tepo.policy.attention_interface import the_same_without_gradient
 from tepo.policy.batching import Sharing, extent_of
 from tepo.policy.sequences import Scored, TokenSequence, padded
 
 
 def predicting_states(model: Any, sequences: Sequence[TokenSequence], scored: Scored, sharing: Sharing) -> Tensor:
     """Return the states [N, D] that predict the scored tokens, from a transformers model's first output [B, L, D]."""
-    if sharing.wanted(extent_of(sequences)):
-        return shared_prompts(model, sequences, scored)
-    return separate_prompts(model, sequences, scored)
+    with the_same_without_gradient():
+        if sharing.wanted(extent_of(sequences)):
+            return shared_prompts(model, sequences, scored)
+        return separate_prompts(model, sequences, scored)
 
 
 def separate_prompts(model: Any, sequences: Sequence[TokenSequence], scored: Scored) -> Tensor:

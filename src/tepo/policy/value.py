@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tepo.core.errors import InputError
 from tepo.policy.activations import disable_dropout, enable_recomputation, recomputing
+from tepo.policy.attention_interface import use_attention
 from tepo.policy.batching import NEVER, Sharing
 from tepo.policy.config import PolicyConfig
 from tepo.policy.layers import fuse_layers
@@ -107,6 +108,8 @@ def load_value_model(path: str, policy: Policy, config: PolicyConfig) -> ValueMo
         )
     if config.fused_layers:
         fuse_layers(model)
+        if policy.device.type == "cpu":
+            use_attention(model)
     disable_dropout(model.eval())
     model.to(device=policy.device, dtype=policy.model.get_input_embeddings().weight.dtype).requires_grad_(True)
     if config.gradient_checkpointing:
