@@ -28,6 +28,7 @@ from tepo.policy.sequences import (
     scores_of,
 )
 from tepo.policy.statistics import Request, token_statistics
+from tepo.policy.tied import one_gradient
 from tepo.policy.trained import Trained
 
 STATISTICS = frozenset({"entropy", "entropy_grad", "sum_p2", "sum_p2_logp", "kl_full"})
@@ -181,12 +182,12 @@ class Policy(Trained):
         reference: Policy | None,
     ) -> Scores:
         scored = scored_tokens(sequences, width=width, device=self.device)
-        hidden, head = self._predictors(sequences, scored)
+        hidden, head, weight = self._predictors(sequences, scored)
         reference_hidden, reference_head = None, None
         if reference is not None:
             with torch.no_grad():
                 moved = scored_tokens(sequences, width=width, device=reference.device)
-                reference_hidden, reference_head = reference._predictors(sequences, moved)
+                reference_hidden, reference_head, _ = reference._predictors(sequences, moved)
                 reference_hidden = reference_hidden.to(self.device)
         request = Request(
             head=head,
@@ -200,18 +201,20 @@ class Policy(Trained):
             reference=reference_head,
             reference_hidden=reference_hidden,
         )
-        return scores_of(token_statistics(hidden, request), scored)
+        return scores_of(token_statistics(hidden, request, weight), scored)
 
-    def _predictors(self, sequences: Sequence[TokenSequence], scored: Scored) -> tuple[Tensor, Head]:
-        """Return what the head turns into logits [N, D] for the scored tokens, and that head."""
+    def _predictors(self, sequences: Sequence[TokenSequence], scored: Scored) -> tuple[Tensor, Head, Tensor | None]:
+        """Return what the head turns into logits [N, D] for the scored tokens, that head, and what stands in for its
+        weight where the embedding's is the same."""
         from tepo.policy.passes import predicting_states
 
         self._still()
         recomputed = self._recomputed if torch.is_grad_enabled() else ()
         model = self.model if self.head is None else self.model.base_model
-        with self._active(), self.compute_context(), recomputing(recomputed):
+        shared = nullcontext() if self.head is None else one_gradient(model, self.head)
+        with self._active(), self.compute_context(), recomputing(recomputed), shared as weight:
             states = predicting_states(model, sequences, scored, self.sharing)
-        return states, self.head or Head(Identity(), dtype=states.dtype)
+        return states, self.head or Head(Identity(), dtype=states.dtype), weight
 
     def _still(self) -> None:
         """Put the model back in evaluation mode, so without dropout, where somebody called model.train()."""

@@ -59,15 +59,17 @@ class TokenStatistics:
     kl_full: Tensor | None
 
 
-def token_statistics(hidden: Tensor, request: Request) -> TokenStatistics:
+def token_statistics(hidden: Tensor, request: Request, weight: Tensor | None = None) -> TokenStatistics:
     """Return the statistics of the target tokens from the hidden states [N, D] that predict them.
 
     Differentiable in the hidden states and the head's parameters: the log-probability and the full KL always, the
-    entropy where `entropy_grad` is set; the other statistics are constants.
+    entropy where `entropy_grad` is set; the other statistics are constants. `weight` [V, D] stands in for the head's
+    first parameter and gets its gradient.
     """
     head = request.head
+    parameters = head.parameters() if weight is None else [weight, *head.parameters()[1:]]
     keep = _kept_rows(head, request.targets.numel()) if torch.is_grad_enabled() else 0
-    outputs: tuple[Any, ...] = _HeadStatistics.apply(hidden, request, keep, *head.parameters())  # type: ignore[no-untyped-call]
+    outputs: tuple[Any, ...] = _HeadStatistics.apply(hidden, request, keep, *parameters)  # type: ignore[no-untyped-call]
     return TokenStatistics(*outputs)
 
 
