@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -225,3 +227,34 @@ def test_bfloat16_stays_close_to_float32(random_policy: Make) -> None:
         float((logits[torch.bfloat16, decoder] - exact).norm() / exact.norm()) for decoder in ("fused", "compiled")
     ]
     assert 0 < max(errors) < 0.03
+
+
+@pytest.mark.slow
+def test_starting_the_compiler_leaves_torch_its_threads() -> None:
+    code = (
+        "import torch; from tepo.rollout.compiled_step import why_not_compiled as why; torch.set_num_threads(1);"
+        "assert why(torch.device('cpu'), torch.float32, torch.float32) is None; print(torch.get_num_threads())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "1"
+
+
+def test_it_runs_in_as_many_threads_as_torch(random_policy: Make) -> None:
+    import numba
+
+    threads = torch.get_num_threads()
+    numba.set_num_threads(numba.config.NUMBA_NUM_THREADS)
+    try:
+        torch.set_num_threads(1)
+        sample(
+            random_policy("llama"),
+            [[5]],
+            samples=1,
+            config=SamplingConfig(max_tokens=2),
+            seed=0,
+            purpose="t",
+            draws=[0],
+        )
+        assert numba.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(threads)

@@ -9,11 +9,13 @@ from torch import Tensor
 
 from tepo.rollout import compiled
 from tepo.rollout.choice import Choice
+from tepo.rollout.compiled_step import use_threads_of_torch
 from tepo.rollout.config import SamplingConfig
 
 
 def choose_compiled(config: SamplingConfig, logits: Tensor, uniforms: Sequence[float]) -> Choice:
     """Choose from logits [B, V] on the processor, without `top_k`, `top_p` or `em_inf`; as `choose_tokens` does."""
+    use_threads_of_torch()
     rows = len(logits)
     tokens, logp, entropy = np.empty(rows, np.int64), np.empty(rows), np.empty(rows)
     scale = np.float32(1.0 if config.greedy else 1.0 / config.temperature)

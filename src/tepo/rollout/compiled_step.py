@@ -40,31 +40,43 @@ def _why_no_compiler() -> str | None:
 
     if numba.config.THREADING_LAYER == "default":
         numba.config.THREADING_LAYER = "threadsafe"
+    threads = torch.get_num_threads()
     try:
         from tepo.rollout.compiled import gate
 
+        use_threads_of_torch()
         gate(np.zeros((1, 2), np.float32), np.zeros((1, 1), np.float32))
     except Exception as error:  # whatever goes wrong inside a compiler, there is another way to sample
         return f"numba does not work here ({type(error).__name__}: {str(error).strip().splitlines()[0]})"
+    finally:
+        torch.set_num_threads(threads)  # numba's start sets the number for all users of the OpenMP library
     return None
+
+
+def use_threads_of_torch() -> None:
+    """Let compiled functions called from this thread run in as many threads as tensor operations do.
+
+    More than there are cores free stall each other: every function ends by waiting for all of them.
+    """
+    import numba
+
+    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
 
 
 class CompiledStep:
     """A step for every row at once; the same contract as `TensorStep`."""
 
     def __init__(self, model: FusedModel, dtype: torch.dtype) -> None:
-        import numba
-
         from tepo.rollout import compiled
 
         self._compiled = compiled
         self._model = model
         self._turns = torch.view_as_real(model.turns).flatten(-2).numpy()
         self._dtype = self.key_dtype = dtype
-        numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
 
     def __call__(self, rows: FusedRows, tokens: Tensor, at: Tensor) -> Tensor:
         """Put one token of each row at the places `at` [B] of the cache; return the logits [B, V] after it."""
+        use_threads_of_torch()
         model = self._model
         x = functional.embedding(tokens, model.embedding)
         places, stream = at.numpy(), x.numpy()
