@@ -1,7 +1,7 @@
 """Put results into docs/performance.md: `python benchmarks/write_performance.py benchmarks/results/*.json`.
 
-Each result replaces what stands between its own marks, `<!-- step: begin -->` and `<!-- step: end -->`; the newest
-one describes the machine. Results of `--quick` are refused: their times mean nothing.
+The results of a benchmark replace what stands between its own marks, `<!-- step: begin -->` and `<!-- step: end -->`;
+the newest one describes the machine. Results of `--quick` are refused: their times mean nothing.
 """
 
 from __future__ import annotations
@@ -40,10 +40,19 @@ def machine(content: dict[str, Any]) -> str:
     )
 
 
+def joined(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the results of one benchmark, run in parts, as one; of a case measured twice the later stays."""
+    results = sorted(results, key=lambda content: content["made"])
+    cases = {case["case"]: case for content in results for case in content["cases"]}
+    notes = dict.fromkeys(note for content in results for note in content["notes"])
+    commands = "`, `".join(dict.fromkeys(content["command"] for content in results))
+    return results[-1] | {"cases": list(cases.values()), "notes": list(notes), "command": commands}
+
+
 def write(page: str, results: list[dict[str, Any]]) -> str:
     """Return the page with every result in its place."""
-    for content in results:
-        page = put(page, content["benchmark"], markdown(content))
+    for name in dict.fromkeys(content["benchmark"] for content in results):
+        page = put(page, name, markdown(joined([content for content in results if content["benchmark"] == name])))
     newest = max(results, key=lambda content: content["made"])
     return put(page, "machine", machine(newest))
 
