@@ -34,8 +34,9 @@ BASE: dict[str, Any] = {
     "steps": 3,
     "ends": "full",
 }
+BOUND = {"micro_tokens": 2304}  # what 64 responses take; by default 8192 tokens are learnt at once
 CURVES: dict[str, list[tuple[str, dict[str, Any]]]] = {
-    "responses": [(str(8 * prompts), {"prompts": prompts}) for prompts in (8, 16, 32, 64)],
+    "responses": [(str(8 * prompts), {"prompts": prompts, "train": BOUND}) for prompts in (8, 16, 32, 64)],
     "length": [(str(length), {"length": length}) for length in (32, 64, 128, 256)],
     "vocabulary": [(f"{size:,}", {"name": f"random-h64-l2-v{size}"}) for size in (1_000, 8_192, 49_152, 151_936)],
     "model": [

@@ -62,6 +62,7 @@ def ours(told: Mapping[str, Any]) -> dict[str, Any]:
             "group_size": told["group"],
             "mini_batches": told["updates"],
             "preflight": 0,
+            **told.get("train", {}),
         },
         "eval": {"at_start": False, "at_end": False},
         "checkpoint": {"every": 0, "at_end": False},
