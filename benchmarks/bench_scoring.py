@@ -7,8 +7,8 @@ From hidden states: 4096 tokens of width 576 through a head of 49,152 or 151,936
 and head, through log-probability and entropy. Sides: ours; dense (logits, log-softmax, entropy in plain torch);
 TRL's fused head; verl's functions on logits and its fused head (in their own environment); Liger's chunked GRPO loss,
 which gives no entropy and so does less. From given logits, (6, 256, 151,936) float32: ours against TRL's two
-functions. `peak` is memory beyond what inputs and gradients take. All sides run under our allocator setting. About 25
-minutes on two cores; the dense side needs 20 GB at the larger vocabulary.
+functions. `peak` is memory beyond what inputs and gradients take. All sides run under our allocator setting. About an
+hour on two cores; the dense side needs 20 GB at the larger vocabulary.
 """
 
 from __future__ import annotations
