@@ -90,7 +90,7 @@ def _of_model(path: str) -> list[dict[str, Any]]:
     separate = next((line for line in said if line.startswith("prompts of")), "switched off")
     head = policy.head
     keeps = head is not None and head.is_plain and head.keep_bytes > 0
-    shares = policy.sharing.mode != "never"
+    shares = policy.layout.mode != "never"
     fused = count_fused(policy.model)
     attends, narrow = uses_attention(policy.model), policy.compute_dtype in SERVED
     return [

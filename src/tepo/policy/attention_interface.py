@@ -1,7 +1,8 @@
-"""`tepo.policy.attention` in transformers' models, through their public registry of attention functions.
+"""Attention of transformers' models, through their public registry of attention functions: in a pass without padding
+each row to itself, and on a processor by `tepo.policy.attention`.
 
-It takes what it was measured to be faster at, on a processor where a gradient is recorded, and the scoring that is
-compared with that; all else, sampling above all, goes on to transformers' own SDPA with the same arguments.
+The latter takes what it was measured to be faster at, where a gradient is recorded, and the scoring that is compared
+with that; all else, sampling above all, goes on to transformers' own SDPA with the same arguments.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import torch
 from torch import Tensor
 
 from tepo.policy.attention import attention
+from tepo.policy.packed_attention import packed_attention
+from tepo.policy.packing import Packed
 
 NAME = "tepo"
 """What transformers knows this attention by, in memory only: configurations are saved without it."""
@@ -25,26 +28,26 @@ SERVED = {torch.bfloat16}
 """Precisions that gain; torch's kernel is as fast in float32."""
 
 _scoring: ContextVar[bool] = ContextVar("scoring", default=False)
+_packed: ContextVar[Packed | None] = ContextVar("packed", default=None)
 
 # What models hand over beside the tensors and the kernel of transformers ignores as well.
 _IGNORED = {"cache_position", "output_attentions", "position_ids", "sliding_window", "use_cache"}
 
 
 def use_attention(model: Any) -> bool:
-    """Let a transformers model on a processor compute its attention here where it scores or records a gradient.
+    """Let a transformers model compute its attention here.
 
     Returns:
         Whether it does: every part of the model uses SDPA through transformers' interface, and its code does not tell
         implementations apart.
     """
     from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-    from transformers.masking_utils import sdpa_mask
 
     parts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     if not parts or not all(map(_is_exchangeable, parts)):
         return False
     AttentionInterface.register(NAME, attention_forward)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionMaskInterface.register(NAME, _mask)
     model.set_attn_implementation(NAME)
     return True
 
@@ -59,19 +62,51 @@ def the_same_without_gradient() -> Iterator[None]:
         _scoring.reset(token)
 
 
+@contextlib.contextmanager
+def attending_within(packed: Packed) -> Iterator[None]:
+    """In the passes of this block, which are over `packed`, let tokens attend within their row and its prefix."""
+    token = _packed.set(packed)
+    try:
+        yield
+    finally:
+        _packed.reset(token)
+
+
 def uses_attention(model: Any) -> bool:
     """Return whether `use_attention` took hold of a model."""
     return getattr(model.config, "_attn_implementation", None) == NAME
 
 
+def tells_its_windows(model: Any) -> bool:
+    """Return whether what a model's masks hide beside the future is a window that its attention is told of."""
+    from transformers import PreTrainedModel
+
+    sources = [_source_of(module) for module in model.modules() if isinstance(module, PreTrainedModel)]
+    windows = all("sliding_window=" in source for source in sources if "create_sliding_window" in source)
+    return windows and not any("create_chunked" in source for source in sources)
+
+
+def _source_of(part: Any) -> str:
+    """Return the code of a part's module, nothing where it cannot be found."""
+    try:
+        return inspect.getsource(sys.modules[type(part).__module__])
+    except (KeyError, OSError, TypeError):
+        return ""
+
+
 def _is_exchangeable(part: Any) -> bool:
     if part.config._attn_implementation != "sdpa":
         return False
-    try:
-        source = inspect.getsource(sys.modules[type(part).__module__])
-    except (KeyError, OSError, TypeError):
-        return False
+    source = _source_of(part)
     return "ALL_ATTENTION_FUNCTIONS.get_interface(" in source and '"sdpa"' not in source
+
+
+def _mask(*args: Any, **kwargs: Any) -> Tensor | None:
+    """Return the mask for SDPA; none in a pass without padding, whose tokens are not told apart by their places."""
+    from transformers.masking_utils import sdpa_mask
+
+    found: Tensor | None = None if _packed.get() else sdpa_mask(*args, **kwargs)
+    return found
 
 
 def attention_forward(
@@ -86,29 +121,52 @@ def attention_forward(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Return attention [B, L, H, D] as transformers' SDPA does, and by it wherever nothing is scored or recorded, on
-    other devices, with dropout and with keywords that are not known here."""
+    other devices, with dropout and with keywords that are not known here. In a pass without padding B is 1."""
+    packed = _packed.get()
+    if packed is None:
+        return _of_rows(module, query, key, value, attention_mask, dropout, scaling, is_causal, **others), None
+    if dtype := _precision(query, key, value):  # less to move, and what attention would cast to
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+
+    def attend(asking: Tensor, seen: Tensor, told: Tensor, mask: Tensor | None) -> Tensor:
+        return _of_rows(module, asking, seen, told, mask, dropout, scaling, mask is None, **others)
+
+    window = others.get("sliding_window")
+    return packed_attention(packed, query, key, value, window=window, attend=attend), None
+
+
+def _of_rows(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    scaling: float | None,
+    is_causal: bool | None,
+    **others: Any,
+) -> Tensor:
     known = all(name in _IGNORED or given is None for name, given in others.items())
-    if dropout != 0 or not known or not _is_served(query, key, value, attention_mask):
+    if dropout != 0 or not known or not _is_served(query, key, value, mask):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        found: tuple[Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout, scaling, is_causal, **others
-        )
+        found: Tensor = sdpa_attention_forward(module, query, key, value, mask, dropout, scaling, is_causal, **others)[0]
         return found
     precision = _precision(query, key, value)
     query, key, value = query.to(precision), key.to(precision), value.to(precision)
     length, width = query.shape[2], key.shape[2]
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-    if attention_mask is None and causal and length > 1:
-        attention_mask = torch.ones(1, 1, length, width, dtype=torch.bool).tril_()
-    return attention(query, key, value, attention_mask, scale=scaling).transpose(1, 2), None
+    if mask is None and causal and length > 1:
+        mask = torch.ones(1, 1, length, width, dtype=torch.bool).tril_()
+    return attention(query, key, value, mask, scale=scaling).transpose(1, 2)
 
 
 def _precision(*tensors: Tensor) -> torch.dtype | None:
     """Return what torch's kernel would compute in, None for tensors that it refuses."""
     dtypes = {tensor.dtype for tensor in tensors}
-    if torch.is_autocast_enabled("cpu") and torch.float64 not in dtypes:
-        return torch.get_autocast_dtype("cpu")
+    device = tensors[0].device.type
+    if torch.is_autocast_enabled(device) and torch.float64 not in dtypes:
+        return torch.get_autocast_dtype(device)
     return dtypes.pop() if len(dtypes) == 1 else None
 
 

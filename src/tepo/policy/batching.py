@@ -1,5 +1,5 @@
-"""How rows share a forward pass: which of them go together, and whether the prompts they have in common are computed
-once.
+"""How rows share a forward pass: which of them go together, and whether as a table with padding, one behind the other
+without, or with the prompts they have in common computed once.
 
 Everything here follows from token counts alone, so a batch is cut and computed in the same way in every run.
 """
@@ -13,7 +13,10 @@ from typing import Literal
 from tepo.policy.sequences import TokenSequence
 
 WORTH_SHARING = 0.8
-"""Share of the tokens up to which "auto" computes prompts once: two smaller passes cost a little more a token."""
+"""Share of the tokens up to which "auto" computes prompts once: attention to them costs a little more."""
+
+WORTH_PACKING = 0.95
+"""Share of the tokens up to which padding is left out: moving tokens in and out of rows for attention costs a little."""
 
 PASS_TOKENS = {"cpu": 128}
 """Tokens whose computation takes about as long as one more pass does beside its tokens, by kind of device."""
@@ -21,43 +24,41 @@ PASS_TOKENS = {"cpu": 128}
 PASS_TOKENS_ELSEWHERE = 4096
 """The same where the launch of operations counts, so on accelerators."""
 
+Way = Literal["padded", "packed", "shared"]
+
 
 @dataclass(frozen=True)
 class Extent:
-    """The size of a batch of rows: how many, of how many distinct prompts, the longest of each kind in tokens, and the
-    tokens of all rows and of all distinct prompts."""
+    """The size of a batch: its rows, the longest of them, the tokens of all rows, of all distinct prompts, and of all
+    responses. The last token of a response predicts nothing, is not computed and does not count."""
 
     rows: int = 0
-    prompts: int = 0
     longest: int = 0
-    longest_prompt: int = 0
-    longest_response: int = 0
     tokens: int = 0
     prompt_tokens: int = 0
-    predicting_tokens: int = 0
+    response_tokens: int = 0
 
     def grown(self, row: TokenSequence, *, new_prompt: bool) -> Extent:
         """Return the size with one more row."""
+        response = max(len(row.response) - 1, 0)
+        length = len(row.prompt) + response
         return Extent(
             self.rows + 1,
-            self.prompts + new_prompt,
-            max(self.longest, len(row)),
-            max(self.longest_prompt, len(row.prompt)),
-            max(self.longest_response, len(row.response)),
-            self.tokens + len(row),
+            max(self.longest, length),
+            self.tokens + length,
             self.prompt_tokens + new_prompt * len(row.prompt),
-            self.predicting_tokens + max(len(row.response) - 1, 0),
+            self.response_tokens + response,
         )
 
     @property
-    def separate(self) -> int:
-        """Tokens computed, padding included, when every row brings its own prompt."""
+    def padded(self) -> int:
+        """Tokens computed, padding included, as a table of rows."""
         return self.rows * self.longest
 
     @property
     def shared(self) -> int:
-        """Tokens computed, padding included, when every prompt is computed once; no response's last token is."""
-        return self.prompts * self.longest_prompt + self.rows * max(self.longest_response - 1, 0)
+        """Tokens computed without padding when every distinct prompt is computed once."""
+        return self.prompt_tokens + self.response_tokens
 
 
 def extent_of(rows: Sequence[TokenSequence]) -> Extent:
@@ -70,27 +71,33 @@ def extent_of(rows: Sequence[TokenSequence]) -> Extent:
 
 
 @dataclass(frozen=True)
-class Sharing:
-    """Whether a model computes the prompts that rows have in common once, and how rows are cut into batches then."""
+class Layout:
+    """How a model's passes are laid out, and how rows are cut into batches then.
 
-    mode: Literal["auto", "always", "never"]
+    `packed` says whether padding is left out, `share` whether prompts are computed once; the latter only without
+    padding.
+    """
+
+    packed: Literal["auto", "always", "never"] = "never"
+    share: Literal["auto", "always", "never"] = "never"
     pass_tokens: int = PASS_TOKENS_ELSEWHERE
     """Padding is put up with until it costs as much as this many tokens; then another batch begins."""
 
-    def wanted(self, extent: Extent) -> bool:
-        """Return whether a batch of this size shares its prompts."""
-        if self.mode == "auto":
-            return extent.shared <= WORTH_SHARING * extent.separate
-        return self.mode == "always"
+    def way(self, extent: Extent) -> Way:
+        """Return how a batch of this size is laid out."""
+        if self.share == "always" or (self.share == "auto" and extent.shared <= WORTH_SHARING * extent.tokens):
+            return "shared"
+        if self.packed == "always" or (self.packed == "auto" and extent.tokens <= WORTH_PACKING * extent.padded):
+            return "packed"
+        return "padded"
 
     def tokens(self, extent: Extent) -> int:
         """Return how many tokens, padding included, a batch of this size computes."""
-        return extent.shared if self.wanted(extent) else extent.separate
+        return {"padded": extent.padded, "packed": extent.tokens, "shared": extent.shared}[self.way(extent)]
 
     def padding(self, extent: Extent) -> int:
         """Return how many of the tokens that a batch of this size computes are padding."""
-        real = extent.prompt_tokens + extent.predicting_tokens if self.wanted(extent) else extent.tokens
-        return self.tokens(extent) - real
+        return extent.padded - extent.tokens if self.way(extent) == "padded" else 0
 
     def split(self, sequences: Sequence[TokenSequence], rows: Sequence[int], budget: int) -> list[list[int]]:
         """Cut `rows` into batches of at most `budget` computed tokens (0: no limit), one row at least.
@@ -100,7 +107,7 @@ class Sharing:
         """
         by_length = sorted(rows, key=lambda row: (-len(sequences[row]), row))
         cuts = [self._cut(sequences, by_length, budget)]
-        if self.mode != "never":
+        if self.share != "never":
             groups: dict[tuple[int, ...], list[int]] = {}
             for row in by_length:  # so groups come by their longest row
                 groups.setdefault(sequences[row].prompt, []).append(row)
@@ -130,4 +137,4 @@ class Sharing:
         return parts, sum(map(self.tokens, extents)) + len(parts) * self.pass_tokens
 
 
-NEVER = Sharing("never")
+PADDED = Layout()

@@ -45,10 +45,13 @@ class PolicyConfig(BaseModel):
     by matrix products in blocks, in updates and scoring. false keeps transformers' own."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    packing: Literal["auto", "always", "never"] = "auto"
+    """Whether scoring and updates compute rows one behind the other, without padding; auto does on a processor where
+    at least 5 % would be padding. Not with `gradient_checkpointing`, nor with a model that a probe at load shows to
+    compute something else that way."""
     share_prompts: Literal["auto", "always", "never"] = "auto"
-    """Whether scoring and updates compute a prompt once for all its responses in a micro-batch, with equal gradients;
-    auto does where that leaves at most 80 % of the tokens. Not with `gradient_checkpointing`, nor with a model that a
-    probe at load shows to compute something else that way."""
+    """Whether they compute a prompt once for all its responses in a micro-batch, with equal gradients; auto does where
+    that leaves at most 80 % of the tokens. Only where `packing` is possible, whatever the device."""
     lora: LoraConfig | None = None
     """Train a low-rank adapter instead of the whole model."""
     threads: int | None = Field(default=None, gt=0)

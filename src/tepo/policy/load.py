@@ -12,14 +12,14 @@ import torch
 from tepo.core.errors import InputError
 from tepo.policy.activations import disable_dropout, enable_recomputation
 from tepo.policy.attention_interface import use_attention
-from tepo.policy.batching import NEVER, PASS_TOKENS, PASS_TOKENS_ELSEWHERE, Sharing
+from tepo.policy.batching import PASS_TOKENS, PASS_TOKENS_ELSEWHERE, Layout
 from tepo.policy.config import PolicyConfig
 from tepo.policy.device import choose_device, choose_dtype, store_frozen_linears
 from tepo.policy.head import Head
 from tepo.policy.layers import fuse_layers
 from tepo.policy.lora import Adapter, add_adapter, load_adapter
 from tepo.policy.policy import Policy
-from tepo.policy.probe import UnusualHeadError, find_head, why_not_shared
+from tepo.policy.probe import UnusualHeadError, find_head, why_not_packed
 from tepo.policy.scoring import why_no_kernel
 from tepo.policy.smollm2 import ensure_smollm2
 from tepo.policy.source import Source, find_source, similar_folders
@@ -55,8 +55,7 @@ def load_policy(config: PolicyConfig, *, seed: int = 0, say: Say = _quiet) -> Po
         model, tokenizer = _load_source(source, config, seed, say)
     if config.fused_layers:
         fuse_layers(model)
-        if device.type == "cpu":
-            use_attention(model)
+    use_attention(model)
     size = sum(parameter.numel() for parameter in model.parameters())
     dtype = choose_dtype(config.dtype, device, size)
     model.to(device=device, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
@@ -86,8 +85,7 @@ def load_policy(config: PolicyConfig, *, seed: int = 0, say: Say = _quiet) -> Po
         max_batch_tokens=config.max_batch_tokens,
     )
     policy.head = _find_head(policy, config, say)
-    pass_tokens = PASS_TOKENS.get(device.type, PASS_TOKENS_ELSEWHERE)
-    policy.sharing = replace(_find_sharing(policy, config, say), pass_tokens=pass_tokens)
+    policy.layout = _find_layout(policy, config, say)
     return policy
 
 
@@ -185,21 +183,27 @@ def _find_head(policy: Policy, config: PolicyConfig, say: Say) -> Head | None:
         return None
 
 
-def _find_sharing(policy: Policy, config: PolicyConfig, say: Say) -> Sharing:
-    """Return whether prompts are computed once for all their responses."""
-    if config.share_prompts == "never":
-        return NEVER
+def _find_layout(policy: Policy, config: PolicyConfig, say: Say) -> Layout:
+    """Return how passes are laid out: without padding and with prompts computed once, where that can be and pays."""
+    padded = Layout(pass_tokens=PASS_TOKENS.get(policy.device.type, PASS_TOKENS_ELSEWHERE))
+    asked = [f"model.{name}='always'" for name in ("packing", "share_prompts") if getattr(config, name) == "always"]
+    if config.packing == "never":
+        if config.share_prompts == "always":
+            raise InputError("model.share_prompts='always' does not go with model.packing='never'")
+        return padded
     if config.gradient_checkpointing:
-        if config.share_prompts == "always":
-            raise InputError("model.share_prompts='always' does not go with model.gradient_checkpointing=true")
-        return NEVER
+        if asked:
+            raise InputError(f"{asked[0]} does not go with model.gradient_checkpointing=true")
+        return padded
     probed = policy.model if policy.head is None else policy.model.base_model
-    if reason := why_not_shared(probed, dtype=policy.compute_dtype, context=policy.compute_context):
-        if config.share_prompts == "always":
-            raise InputError(f"model.share_prompts='always' does not work for {config.path!r}: {reason}")
-        say(f"prompts of {config.path} are computed for every response ({reason})")
-        return NEVER
-    return Sharing(config.share_prompts)
+    if reason := why_not_packed(probed, dtype=policy.compute_dtype, context=policy.compute_context):
+        if asked:
+            raise InputError(f"{asked[0]} does not work for {config.path!r}: {reason}")
+        say(f"rows of {config.path} are padded, prompts computed for every response ({reason})")
+        return padded
+    # Elsewhere attention without a mask is worth more than a little padding, as far as is known here.
+    packed = config.packing if config.packing == "always" or policy.device.type == "cpu" else "never"
+    return replace(padded, packed=packed, share=config.share_prompts)
 
 
 def end_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tepo.core.errors import InputError, nearest
 from tepo.policy.activations import recomputing
-from tepo.policy.batching import NEVER, Sharing
+from tepo.policy.batching import PADDED, Layout
 from tepo.policy.device import store_frozen_linears
 from tepo.policy.head import Head, Identity
 from tepo.policy.lora import Adapter
@@ -47,7 +47,7 @@ class Policy(Trained):
         name: what was loaded, for messages.
         max_positions: the longest sequence the model takes.
         head: turns hidden states into logits chunk by chunk; None scores with the model's own logits, all at once.
-        sharing: whether prompts that rows have in common are computed once.
+        layout: how rows share a pass: with padding or without, prompts they have in common once or not.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Policy(Trained):
         self.pad_id = pad_id
         self.max_positions = max_positions
         self.head: Head | None = None
-        self.sharing: Sharing = NEVER
+        self.layout: Layout = PADDED
         self._adapter = adapter
         self._adapter_off = False
         self._recomputed = recomputed
@@ -147,7 +147,7 @@ class Policy(Trained):
         check_sequences(sequences, vocabulary=self.vocabulary, max_positions=self.max_positions)
         if torch.is_grad_enabled():
             return self._score_rows(sequences, temperature, statistics, width, reference)
-        parts = self.sharing.split(sequences, range(len(sequences)), self._max_batch_tokens)
+        parts = self.layout.split(sequences, range(len(sequences)), self._max_batch_tokens)
         if len(parts) == 1:
             return self._score_rows(sequences, temperature, statistics, width, reference)
         columns = max(len(sequence.response) for sequence in sequences) if width is None else width
@@ -213,7 +213,7 @@ class Policy(Trained):
         model = self.model if self.head is None else self.model.base_model
         shared = nullcontext() if self.head is None else one_gradient(model, self.head)
         with self._active(), self.compute_context(), recomputing(recomputed), shared as weight:
-            states = predicting_states(model, sequences, scored, self.sharing)
+            states = predicting_states(model, sequences, scored, self.layout)
         return states, self.head or Head(Identity(), dtype=states.dtype), weight
 
     def _still(self) -> None:

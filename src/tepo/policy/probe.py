@@ -1,4 +1,4 @@
-"""What is proved of a model on a probe: its head and what follows it, and that prompts may be computed once.
+"""What is proved of a model on a probe: its head and what follows it, and that rows may be computed one behind the other.
 
 Models differ after the last layer: a soft cap (Gemma 2), a scale (Cohere, Granite), a bias, tied weights, an adapter on
 the head. The configuration says which of them to expect. Two forward passes of a few tokens then check it: one compares
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tepo.policy.attention_interface import tells_its_windows, uses_attention
 from tepo.policy.head import Head, Post
 from tepo.policy.sequences import TokenSequence, scored_tokens
 
@@ -68,10 +69,14 @@ def _probe(model: Any, module: nn.Module, ids: Tensor, *, dtype: torch.dtype, to
     return head
 
 
-def why_not_shared(model: Any, *, dtype: torch.dtype, context: Callable[[], AbstractContextManager[Any]]) -> str | None:
-    """Return why prompts cannot be computed once for several responses; None where that gives the same states."""
-    from tepo.policy.passes import separate_prompts, shared_prompts
+def why_not_packed(model: Any, *, dtype: torch.dtype, context: Callable[[], AbstractContextManager[Any]]) -> str | None:
+    """Return why rows cannot be computed one behind the other, prompts once; None where that gives the same states."""
+    from tepo.policy.passes import packed_pass, padded_pass
 
+    if not uses_attention(model):
+        return "its attention is not SDPA through transformers' interface"
+    if not tells_its_windows(model):
+        return "its masks hide more than its attention is told"
     device = next(model.parameters()).device
     tokens = [int(token) for token in torch.arange(9) * 7919 % model.get_input_embeddings().weight.shape[0]]
     rows = [
@@ -81,12 +86,13 @@ def why_not_shared(model: Any, *, dtype: torch.dtype, context: Callable[[], Abst
     scored = scored_tokens(rows, width=None, device=device)
     try:
         with torch.no_grad(), context():
-            separate, shared = (make(model, rows, scored).double() for make in (separate_prompts, shared_prompts))
+            expected = padded_pass(model, rows, scored).double()
+            found = [packed_pass(model, rows, scored, share=share).double() for share in (False, True)]
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
         return f"the model cannot: {type(error).__name__}: {error}"
-    distance = float((shared - separate).norm() / separate.norm())
+    distance = max(float((states - expected).norm() / expected.norm()) for states in found)
     tolerance = 5e-2 if dtype == torch.bfloat16 else 1e-4
-    return None if distance <= tolerance else f"with a shared prompt its states differ by {distance:.2g}"
+    return None if distance <= tolerance else f"one behind the other its states differ by {distance:.2g}"
 
 
 def _logits(model: Any, module: nn.Module, ids: Tensor, planted: Tensor | None = None) -> tuple[Tensor, Tensor]:

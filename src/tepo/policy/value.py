@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tepo.core.errors import InputError
 from tepo.policy.activations import disable_dropout, enable_recomputation, recomputing
 from tepo.policy.attention_interface import use_attention
-from tepo.policy.batching import NEVER, Sharing
+from tepo.policy.batching import PADDED, Layout
 from tepo.policy.config import PolicyConfig
 from tepo.policy.layers import fuse_layers
 from tepo.policy.load import no_progress_bars
@@ -39,11 +39,11 @@ class ValueModel(Trained):
         vocabulary: int,
         max_positions: int,
         context: Callable[[], AbstractContextManager[Any]],
-        sharing: Sharing = NEVER,
+        layout: Layout = PADDED,
     ) -> None:
         self.model: Any = nn.ModuleDict({"backbone": backbone, "head": head}).eval()
         self.device = device
-        self.sharing = sharing
+        self.layout = layout
         self._vocabulary = vocabulary
         self._max_positions = max_positions
         self._context = context
@@ -58,7 +58,7 @@ class ValueModel(Trained):
         scored = scored_tokens(sequences, width=width, device=self.device)
         recomputed = self._recomputed if torch.is_grad_enabled() else ()
         with self._context(), recomputing(recomputed):
-            states = predicting_states(self.model["backbone"], sequences, scored, self.sharing)
+            states = predicting_states(self.model["backbone"], sequences, scored, self.layout)
         head = self.model["head"]
         return spread(head(states.to(head.weight.dtype)).squeeze(-1), scored)
 
@@ -71,7 +71,7 @@ def value_of_policy(policy: Policy) -> ValueModel:
     head = nn.Linear(_hidden_size(policy.model.config), 1, device=policy.device, dtype=embedding.dtype)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
-    return _like(policy, backbone, head, policy.sharing)
+    return _like(policy, backbone, head, policy.layout)
 
 
 def load_value_model(path: str, policy: Policy, config: PolicyConfig) -> ValueModel:
@@ -114,10 +114,10 @@ def load_value_model(path: str, policy: Policy, config: PolicyConfig) -> ValueMo
     model.to(device=policy.device, dtype=policy.model.get_input_embeddings().weight.dtype).requires_grad_(True)
     if config.gradient_checkpointing:
         enable_recomputation(model)
-    return _like(policy, model.base_model, head, NEVER)
+    return _like(policy, model.base_model, head, PADDED)
 
 
-def _like(policy: Policy, backbone: Any, head: nn.Linear, sharing: Sharing) -> ValueModel:
+def _like(policy: Policy, backbone: Any, head: nn.Linear, layout: Layout) -> ValueModel:
     return ValueModel(
         backbone,
         head,
@@ -125,7 +125,7 @@ def _like(policy: Policy, backbone: Any, head: nn.Linear, sharing: Sharing) -> V
         vocabulary=policy.vocabulary,
         max_positions=policy.max_positions,
         context=policy.compute_context,
-        sharing=sharing,
+        layout=layout,
     )
 
 

@@ -20,7 +20,7 @@ class Critic(ModelLearner):
         optim = config.optim if config.critic.lr is None else config.optim.model_copy(update={"lr": config.critic.lr})
         super().__init__(values, optim, updates_per_step=config.train.updates, steps=config.train.steps, name="critic")
         self.values = values.values
-        self.sharing = values.sharing
+        self.layout = values.layout
 
     def old_values(
         self, sequences: Sequence[TokenSequence], *, rows: Sequence[Sequence[int]], width: int, budget: Budget
@@ -32,7 +32,7 @@ class Critic(ModelLearner):
             rows=rows,
             width=width,
             budget=budget,
-            sharing=self.sharing,
+            layout=self.layout,
         )
         return found["values"]
 

@@ -10,20 +10,20 @@ import torch
 
 from tepo.core.errors import WorkError
 from tepo.policy import TokenSequence
-from tepo.policy.batching import NEVER, Sharing
+from tepo.policy.batching import PADDED, Layout
 
 T = TypeVar("T")
 
 
 def micro_batches(
-    sequences: Sequence[TokenSequence], rows: Sequence[int], budget: int, sharing: Sharing = NEVER
+    sequences: Sequence[TokenSequence], rows: Sequence[int], budget: int, layout: Layout = PADDED
 ) -> list[list[int]]:
     """Split `rows` into micro-batches of at most `budget` computed tokens, padding included (0: no limit).
 
-    `sharing` is the model's way with prompts that rows have in common. The split depends on lengths and on which
+    `layout` is the model's way with prompts that rows have in common. The split depends on lengths and on which
     prompts are equal alone. A row longer than the budget is a micro-batch of its own.
     """
-    return sharing.split(sequences, rows, budget)
+    return layout.split(sequences, rows, budget)
 
 
 class Budget:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tepo.policy import Policy, TokenSequence
-from tepo.policy.batching import Sharing
+from tepo.policy.batching import Layout
 from tepo.training.micro import Budget, micro_batches, padded_tokens
 
 FIELDS = ("logp", "entropy", "sum_p2", "sum_p2_logp", "kl_full")
@@ -37,7 +37,7 @@ def score_rows(
         scores = policy.score(part, temperature=temperature, statistics=statistics, reference=reference)
         return {name: value for name in FIELDS if (value := getattr(scores, name)) is not None}
 
-    return score_parts(score, sequences, rows=rows, width=width, budget=budget, sharing=policy.sharing)
+    return score_parts(score, sequences, rows=rows, width=width, budget=budget, layout=policy.layout)
 
 
 def score_parts(
@@ -47,18 +47,18 @@ def score_parts(
     rows: Sequence[Sequence[int]],
     width: int,
     budget: Budget,
-    sharing: Sharing,
+    layout: Layout,
 ) -> dict[str, Tensor]:
     """Return what `score` says of the sequences, micro-batch by micro-batch, as arrays `[B, width]`; no gradient.
 
-    `sharing` is that of the model whose updates cut their micro-batches alike.
+    `layout` is that of the model whose updates cut their micro-batches alike.
     """
     every = [row for part in rows for row in part]
 
     def work(tokens: int) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         with torch.no_grad():
-            for part in (part for mini in rows for part in micro_batches(sequences, mini, tokens, sharing)):
+            for part in (part for mini in rows for part in micro_batches(sequences, mini, tokens, layout)):
                 for name, value in score([sequences[row] for row in part]).items():
                     if name not in found:
                         found[name] = value.new_zeros(len(sequences), width)

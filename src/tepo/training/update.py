@@ -146,7 +146,7 @@ def accumulate(
         if one is not None:
             one.zero_grad()
     total: Parts | None = None
-    for part in micro_batches(sequences, computed, tokens, learner.policy.sharing):
+    for part in micro_batches(sequences, computed, tokens, learner.policy.layout):
         chosen = [sequences[row] for row in part]
         scores = learner.policy.score(
             chosen,
