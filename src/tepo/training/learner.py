@@ -131,13 +131,17 @@ class ModelLearner:
             {"params": list(self._learned.values()), "weight_decay": 0.0, "learned": True},
         ]
         self._fused = self._config.fused and self.model.device.type in ("cpu", "cuda")
-        return torch.optim.AdamW(
+        optimizer = torch.optim.AdamW(
             [group for group in groups if group["params"]],
             lr=self._config.lr,
             betas=self._config.betas,
             eps=self._config.eps,
             fused=self._fused,
         )
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                optimizer.state[parameter] = self._placed(_first_state(parameter), parameter)
+        return optimizer
 
 
 class Learner(ModelLearner):
@@ -169,6 +173,16 @@ class Learner(ModelLearner):
         """Let the objective tune its own state after an optimizer step."""
         updated = self.objective.update(self.state, metrics)
         self.state = {key: value.detach() for key, value in updated.items()} | self._learned
+
+
+def _first_state(parameter: Tensor) -> dict[str, Tensor]:
+    """Return AdamW's state before its first step.
+
+    Made at once rather than by the first step, it does not come to lie between that step's gradients, whose places
+    activations can then take over, all in one.
+    """
+    moments = {name: torch.zeros_like(parameter, memory_format=torch.preserve_format) for name in _MOMENTS}
+    return {"step": torch.zeros((), dtype=torch.float32), **moments}
 
 
 def named_parameters(model: Trained) -> dict[str, nn.Parameter]:
