@@ -67,9 +67,12 @@ def test_attention_sees_its_own_tokens_and_nothing_else(dtype: torch.dtype, norm
     rows, heads, key_heads, size, columns = 3, 4, 2, 6, 9
     fused = normal(rows, (heads + 2 * key_heads) * size).to(dtype)
     at = torch.tensor([0, 3, 8])
-    cache = [normal(rows, key_heads, columns, size, seed=seed).to(dtype) for seed in (1, 2)]
+    slots = torch.arange(rows, 0, -1)  # backwards, and slot 0 is nobody's
+    cache = [normal(rows + 1, key_heads, columns, size, seed=seed).to(dtype) for seed in (1, 2)]
     for each in cache:
-        each[torch.arange(columns) >= at[:, None, None].expand(-1, key_heads, 1)] = torch.nan  # what was never written
+        each[0] = torch.nan
+        for row in range(rows):
+            each[slots[row], :, at[row] :] = torch.nan  # what was never written
     turns = torch.polar(torch.ones(columns, size // 2), normal(columns, size // 2, seed=3))
     norms = [normal(size, seed=seed) if normed else torch.empty(0) for seed in (4, 5)]
 
@@ -92,6 +95,7 @@ def test_attention_sees_its_own_tokens_and_nothing_else(dtype: torch.dtype, norm
         array(fused),
         torch.view_as_real(turns).flatten(-2).numpy(),
         at.numpy(),
+        slots.numpy(),
         array(keys),
         array(values),
         array(out),
@@ -103,11 +107,11 @@ def test_attention_sees_its_own_tokens_and_nothing_else(dtype: torch.dtype, norm
     for row in range(rows):
         seen = int(at[row]) + 1
         torch.testing.assert_close(
-            cache[0][row, :, seen - 1].double(), turned[1][row], rtol=PRECISIONS[dtype], atol=PRECISIONS[dtype]
+            cache[0][slots[row], :, seen - 1].double(), turned[1][row], rtol=PRECISIONS[dtype], atol=PRECISIONS[dtype]
         )
-        assert torch.equal(cache[1][row, :, seen - 1].double(), new_values[row])
+        assert torch.equal(cache[1][slots[row], :, seen - 1].double(), new_values[row])
         for head in range(heads):
-            key, value = (each[row, head // (heads // key_heads), :seen].double() for each in cache)
+            key, value = (each[slots[row], head // (heads // key_heads), :seen].double() for each in cache)
             expected = (0.3 * key @ turned[0][row, head]).softmax(-1) @ value
             found = out[row, head * size : (head + 1) * size].double()
             torch.testing.assert_close(found, expected, rtol=PRECISIONS[dtype], atol=PRECISIONS[dtype])

@@ -11,6 +11,7 @@ import torch
 from tepo.core.errors import InputError
 from tepo.policy import LoraConfig, Policy, PolicyConfig, load_policy
 from tepo.rollout import Response, SamplingConfig, sample, why_plain
+from tepo.rollout.choosing import decoder_for
 from tepo.rollout.fused_model import FusedModel, fused_model
 
 Make = Callable[..., Policy]
@@ -165,3 +166,41 @@ def test_a_disagreement_is_found_by_the_probe(random_policy: Make, monkeypatch: 
     monkeypatch.undo()
     assert "standard deviations" in str(why_plain(policy)), "a model is probed once"
     close(responses(policy, "auto"), responses(policy, "plain"), 2e-6)
+
+
+@pytest.mark.parametrize("decoder", ["compiled", "fused"])
+def test_rows_that_leave_change_nothing_for_the_others(random_policy: Make, decoder: str) -> None:
+    """They leave from anywhere, then enter again, until the cache has to grow; the others never notice."""
+    policy = random_policy("llama")
+    prompts = [[5, 6, 7], [9], [30, 31, 32, 33], [11, 12], [40, 41]]
+    with torch.no_grad(), policy.compute_context():
+        made = decoder_for(policy, SamplingConfig(decoder=decoder), 200)
+        alone = [made.prefill([prompt]) for prompt in prompts]
+        rows, kept = made.prefill(prompts), [0, 1, 2, 3, 4]
+        for step, leaving in enumerate([2, None, 0, None, 4, 1, *[None] * 80]):
+            if leaving is not None:
+                rows = made.keep(rows, [place for place, row in enumerate(kept) if row != leaving])
+                kept.remove(leaving)
+            if step == 6:
+                rows = made.fill(rows, [0], [(made.prefill([prompts[2]]), [0])])
+                alone[3], kept = made.prefill([prompts[2]]), [3]
+            made.advance(rows, [(3 * row + step) % 50 for row in kept])
+            for row in kept:
+                made.advance(alone[row], [(3 * row + step) % 50])
+            expected = torch.cat([alone[row].logits for row in kept])
+            torch.testing.assert_close(rows.logits, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_leave_without_a_copy_until_half_of_the_cache_is_idle(random_policy: Make) -> None:
+    policy = random_policy("llama")
+    with torch.no_grad(), policy.compute_context():
+        decoder = decoder_for(policy, SamplingConfig(decoder="compiled"), 50)
+        assert decoder.keeps_in_place
+        rows = decoder.prefill([[5, 6], [7], [8], [9, 10]])
+        fewer = decoder.keep(rows, [3, 1])
+        assert fewer.keys[0].data_ptr() == rows.keys[0].data_ptr()
+        assert (fewer.slots.tolist(), fewer.lengths.tolist()) == ([3, 1], [2, 1])
+        last = decoder.keep(fewer, [1])
+        assert last.keys[0].shape[0] == rows.keys[0].shape[0] // 4
+        assert not decoder_for(policy, SamplingConfig(decoder="fused"), 50).keeps_in_place
+        assert not decoder_for(policy, SamplingConfig(decoder="plain"), 50).keeps_in_place

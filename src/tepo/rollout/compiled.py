@@ -32,6 +32,7 @@ def attend(
     fused: Any,
     turns: Any,
     at: Any,
+    slots: Any,
     keys: Any,
     values: Any,
     out: Any,
@@ -46,7 +47,8 @@ def attend(
         fused: [B, (H + 2 K) * size] queries, keys and values, in the compute precision.
         turns: [positions, size] float32, cosine and sine of every rotary pair next to each other.
         at: [B] int64, the place of the new token.
-        keys: [B * K, columns, size] in the compute precision, written to.
+        slots: [B] int64, the slot of each row in the cache.
+        keys: [slots * K, columns, size] in the compute precision, written to.
         values: the same.
         out: [B, H * size] in the compute precision, written to.
         scale: factor of the scores, float32.
@@ -55,10 +57,11 @@ def attend(
         epsilon: of both norms, float32.
     """
     size = keys.shape[2]
-    key_heads = keys.shape[0] // fused.shape[0]
-    heads = fused.shape[1] // size - 2 * key_heads
-    for pair in numba.prange(keys.shape[0]):
-        row, key_head = pair // key_heads, pair % key_heads
+    heads = out.shape[1] // size
+    key_heads = (fused.shape[1] // size - heads) // 2
+    for task in numba.prange(fused.shape[0] * key_heads):
+        row, key_head = task // key_heads, task % key_heads
+        pair = slots[row] * key_heads + key_head
         tokens = at[row] + 1
         turn = turns[at[row]]
         source = fused[row].reshape(-1, size)

@@ -66,6 +66,8 @@ def use_threads_of_torch() -> None:
 class CompiledStep:
     """A step for every row at once; the same contract as `TensorStep`."""
 
+    by_slot = True
+
     def __init__(self, model: FusedModel, dtype: torch.dtype) -> None:
         from tepo.rollout import compiled
 
@@ -79,13 +81,13 @@ class CompiledStep:
         use_threads_of_torch()
         model = self._model
         x = functional.embedding(tokens, model.embedding)
-        places, stream = at.numpy(), x.numpy()
+        places, slots, stream = at.numpy(), rows.slots.numpy(), x.numpy()
         normed = torch.empty(x.shape, dtype=self._dtype)
         attended = torch.empty(len(x), model.heads * model.size, dtype=self._dtype)
         delta = torch.zeros_like(normed)  # what is still to be added to the residual stream
         for index, layer in enumerate(model.layers):
             self._add_and_norm(stream, delta, layer.before_attention, normed)
-            self._attend(layer, layer.qkv(normed), places, rows.keys[index], rows.values[index], attended)
+            self._attend(layer, layer.qkv(normed), places, slots, rows.keys[index], rows.values[index], attended)
             self._add_and_norm(stream, layer.output(attended), layer.before_mlp, normed)
             both = layer.gate_up(normed)
             product = torch.empty(len(x), both.shape[1] // 2, dtype=self._dtype)
@@ -94,12 +96,15 @@ class CompiledStep:
         self._add_and_norm(stream, delta, model.norm, normed)
         return model.head(normed).float()
 
-    def _attend(self, layer: Layer, fused: Tensor, at: Any, keys: Tensor, values: Tensor, out: Tensor) -> None:
+    def _attend(
+        self, layer: Layer, fused: Tensor, at: Any, slots: Any, keys: Tensor, values: Tensor, out: Tensor
+    ) -> None:
         query_norm, key_norm, epsilon = _norms(layer)
         self._compiled.attend(
             _array(fused),
             self._turns,
             at,
+            slots,
             _array(keys),
             _array(values),
             _array(out),

@@ -26,6 +26,10 @@ class DecodedRows(Protocol):
 class Decoder(Protocol):
     """What the sampling loop asks of a model. The rows a decoder is given are those it made."""
 
+    @property
+    def keeps_in_place(self) -> bool:
+        """Whether `keep` seldom copies what rows hold, so that rows may leave one by one."""
+
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Any:
         """Run prompts through the model, neighbours of the list together, and return one row for each."""
 
@@ -34,6 +38,9 @@ class Decoder(Protocol):
 
     def fill(self, rows: Any, places: Sequence[int], parts: Sequence[tuple[Any, Sequence[int]]]) -> Any:
         """Return `rows` with those of `parts` in the given places, as many as there are; `rows` is used up."""
+
+    def keep(self, rows: Any, kept: Sequence[int]) -> Any:
+        """Return the rows `kept`, in the order given; `rows` is used up."""
 
     def advance(self, rows: Any, tokens: Sequence[int]) -> None:
         """Feed one token to each row, in place.
@@ -61,6 +68,8 @@ class Rows:
 
 class ModelDecoder:
     """Decoding by the model's own forward pass, for every model with a standard cache; call it without gradients."""
+
+    keeps_in_place = False
 
     def __init__(self, model: nn.Module, *, device: torch.device, pad_id: int, max_positions: int) -> None:
         """Look at the model's signature once; `pad_id` fills columns that are masked.
@@ -106,6 +115,10 @@ class ModelDecoder:
         chosen = [replaced.get(place, (rows, place)) for place in range(len(rows))]
         runs = [list(run) for _, run in itertools.groupby(chosen, key=lambda one: id(one[0]))]
         return self.gather([(run[0][0], [index for _, index in run]) for run in runs])
+
+    def keep(self, rows: Rows, kept: Sequence[int]) -> Rows:
+        """Return the rows `kept`, in the order given."""
+        return self.gather([(rows, kept)])
 
     def advance(self, rows: Rows, tokens: Sequence[int]) -> None:
         """Feed one token to each row, in place; a row without a position left forgets its first token."""

@@ -19,14 +19,15 @@ SPARE_COLUMNS = 64
 
 @dataclass
 class FusedRows:
-    """Sequences being decoded; a row's tokens fill the first `lengths[b]` columns of its cache.
+    """Sequences being decoded; a row's tokens fill the first `lengths[b]` columns of its slot `slots[b]` in the cache.
 
-    `keys` and `values` hold [B * K, columns, size] for each layer, zero beyond the tokens: what is masked must still be
-    a number. `logits` [B, V] predict the next token; `width` is the longest row.
+    `keys` and `values` hold [slots * K, columns, size] for each layer, zero beyond the tokens unless the step goes by
+    slots: what is masked must still be a number. `logits` [B, V] predict the next token; `width` is the longest row.
     """
 
     keys: list[Tensor]
     values: list[Tensor]
+    slots: Tensor
     lengths: Tensor
     width: int
     logits: Tensor
@@ -49,6 +50,11 @@ class FusedDecoder:
         self._dtype = dtype
         self._pad_id = pad_id
         self._max_positions = max_positions
+
+    @property
+    def keeps_in_place(self) -> bool:
+        """Whether rows may leave their slots behind."""
+        return self._step.by_slot
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> FusedRows:
         """Run prompts through the model, neighbours of the list together, and return one row for each."""
@@ -88,6 +94,16 @@ class FusedDecoder:
         rows.width = int(rows.lengths.max())
         return rows
 
+    def keep(self, rows: FusedRows, kept: Sequence[int]) -> FusedRows:
+        """Return the rows `kept`, in the order given; `rows` is used up. Their slots are moved only when more than half
+        of the cache would be idle, or when the step wants them one behind the other."""
+        if not self.keeps_in_place or 2 * len(kept) < self._slots(rows):
+            return self.gather([(rows, kept)])
+        index = torch.tensor(kept, device=self._model.device)
+        lengths = rows.lengths[index]
+        width = int(lengths.max())
+        return FusedRows(rows.keys, rows.values, rows.slots[index], lengths, width, rows.logits[index])
+
     def advance(self, rows: FusedRows, tokens: Sequence[int]) -> None:
         """Feed one token to each row, in place.
 
@@ -114,7 +130,7 @@ class FusedDecoder:
         for index, layer in enumerate(model.layers):
             queries, keys, values = model.project(layer, x, turns)
             for cache, new in ((rows.keys[index], keys), (rows.values[index], values)):
-                view = _by_row(cache, model.key_heads)
+                view = _by_slot(cache, model.key_heads)
                 view[:, :, :width] = new.where(real, 0.0).transpose(1, 2)
             attended = functional.scaled_dot_product_attention(
                 queries.to(self._dtype).transpose(1, 2),
@@ -133,19 +149,24 @@ class FusedDecoder:
         return heads.to(self._dtype).transpose(1, 2).repeat_interleave(repeats, 1)
 
     def _empty(self, lengths: Tensor, width: int, logits: Tensor) -> FusedRows:
-        """Return rows with room for `width` columns and the spare ones, all zero."""
+        """Return rows with room for `width` columns and the spare ones."""
         model = self._model
         shape = (lengths.shape[0] * model.key_heads, self._room(width), model.size)
-        keys = [torch.zeros(shape, dtype=self._step.key_dtype, device=model.device) for _ in model.layers]
-        values = [torch.zeros(shape, dtype=self._dtype, device=model.device) for _ in model.layers]
-        return FusedRows(keys, values, lengths.clone(), width, logits)
+        make = torch.empty if self._step.by_slot else torch.zeros
+        keys = [make(shape, dtype=self._step.key_dtype, device=model.device) for _ in model.layers]
+        values = [make(shape, dtype=self._dtype, device=model.device) for _ in model.layers]
+        slots = torch.arange(len(lengths), device=model.device)
+        return FusedRows(keys, values, slots, lengths.clone(), width, logits)
 
     def _copy(self, target: FusedRows, places: Tensor, source: FusedRows, index: Tensor) -> None:
         """Copy the cached columns of rows `index` of `source` to rows `places` of `target`."""
         heads, width = self._model.key_heads, int(source.lengths[index].max())
+        to, by = target.slots[places], source.slots[index]
         for into, out_of in zip([*target.keys, *target.values], [*source.keys, *source.values], strict=True):
-            to, by = _by_row(into, heads), _by_row(out_of, heads)
-            to[places, :, :width] = by[index, :, :width]
+            _by_slot(into, heads)[to, :, :width] = _by_slot(out_of, heads)[by, :, :width]
+
+    def _slots(self, rows: FusedRows) -> int:
+        return rows.keys[0].shape[0] // self._model.key_heads
 
     def _room(self, width: int) -> int:
         """Return the columns to have for `width` tokens: some to spare, but no more than there are positions."""
@@ -155,10 +176,11 @@ class FusedDecoder:
         """Make room for `width` columns and the spare ones."""
         for caches in (rows.keys, rows.values):
             for index, old in enumerate(caches):
-                caches[index] = old.new_zeros(old.shape[0], self._room(width), old.shape[2])
+                shape = (old.shape[0], self._room(width), old.shape[2])
+                caches[index] = old.new_empty(shape) if self._step.by_slot else old.new_zeros(shape)
                 caches[index][:, : old.shape[1]] = old
 
 
-def _by_row(cache: Tensor, heads: int) -> Tensor:
-    """Return [B * heads, columns, size] as a view [B, heads, columns, size]."""
+def _by_slot(cache: Tensor, heads: int) -> Tensor:
+    """Return [slots * heads, columns, size] as a view [slots, heads, columns, size]."""
     return cache.view(-1, heads, cache.shape[1], cache.shape[2])

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tepo.policy import Policy
 
 WORTH_A_COPY = 8
-"""Finished rows leave, and waiting responses enter, once one row in this many can: each change copies the cache."""
+"""Waiting responses enter once one row in this many is free; so do finished rows leave, where that copies the cache."""
 
 
 def sample(
@@ -135,10 +135,11 @@ def _decode(decoder: Decoder, waiting: Waiting, run: _Run) -> Iterator[Growing]:
         live = [index for index, one in enumerate(batch) if one.stop_reason is None]
         if not live and not waiting:
             return
-        if not waiting and WORTH_A_COPY * (len(batch) - len(live)) >= len(batch):
+        ended = len(batch) - len(live)
+        if not waiting and (WORTH_A_COPY * ended >= len(batch) or (ended and decoder.keeps_in_place)):
             batch = [batch[index] for index in live]
             tokens = [tokens[index] for index in live]
-            rows = decoder.gather([(rows, live)])
+            rows = decoder.keep(rows, live)
         if live:
             decoder.advance(rows, tokens)
         free = [index for index, one in enumerate(batch) if one.stop_reason is not None]

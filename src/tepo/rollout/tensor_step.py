@@ -21,12 +21,19 @@ class Step(Protocol):
     def key_dtype(self) -> torch.dtype:
         """The precision it wants the cached keys in."""
 
+    @property
+    def by_slot(self) -> bool:
+        """Whether rows may lie in any slots of the cache, and it reads nothing beyond their tokens; otherwise row b
+        must be in slot b."""
+
     def __call__(self, rows: FusedRows, tokens: Tensor, at: Tensor) -> Tensor:
         """Put `tokens` [B] at the places `at` [B] of the cache, which has room; return the logits [B, V] after them."""
 
 
 class TensorStep:
     """A step that attends to all columns up to the longest row's and masks those a row does not have."""
+
+    by_slot = False
 
     def __init__(self, model: FusedModel) -> None:
         self._model = model
