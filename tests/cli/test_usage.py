@@ -143,12 +143,25 @@ def test_doctor_says_which_fast_paths_are_active_and_what_switches_them_off(tepo
     for arguments in (("doctor", "--json"), ("doctor", "--model", "builtin:tiny", "--json")):
         paths = {path["name"]: path for path in tepo_(*arguments).json["fast_paths"]}
         assert paths["rows without signal left out"]["active"] is True
-        assert paths["fused layers in sampling"]["active"] is (True if "--model" in arguments else None)
+        for name in ("fused layers in sampling", "rows without padding", "prompts computed once"):
+            assert paths[name]["active"] is (True if "--model" in arguments else None)
         for path in paths.values():
             option = path["option"].partition("=")[0]
             assert option in keys or option == "TEPO_KEEP_MEMORY"
     assert "Fast paths" in tepo_("doctor").out
     assert tepo_("doctor", "--model", "no/such/model").code == 2
+
+
+def test_doctor_says_why_rows_of_a_model_are_padded(tepo_: Tepo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tepo.policy.load.why_not_packed", lambda *models, **options: "it is odd")
+    paths = {path["name"]: path for path in tepo_("doctor", "--model", "builtin:tiny", "--json").json["fast_paths"]}
+    for name, option in (("rows without padding", "packing"), ("prompts computed once", "share_prompts")):
+        assert paths[name]["active"] is False
+        assert paths[name]["detail"].startswith("rows of builtin:tiny are padded")
+        assert "it is odd" in paths[name]["detail"]
+        assert paths[name]["option"] == f"model.{option}=never"
+    in_blocks = paths["attention in blocks in updates"]
+    assert (in_blocks["active"], in_blocks["detail"]) == (False, "it gains in bfloat16")
 
 
 def test_doctor_says_what_to_type_for_what_is_missing(tepo_: Tepo, monkeypatch: pytest.MonkeyPatch) -> None:

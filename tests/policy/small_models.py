@@ -35,7 +35,12 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", _without(tie_word_embeddings=False, attention_dropout=0.5)),
     "llama-tied": ("Llama", _without(tie_word_embeddings=True)),
     "mistral": ("Mistral", _without(tie_word_embeddings=False, sliding_window=None)),
+    "mistral-window": ("Mistral", _without(tie_word_embeddings=False, sliding_window=3)),
     "qwen2": ("Qwen2", _without(tie_word_embeddings=True)),
+    "qwen2-window": (  # of its second layer alone
+        "Qwen2",
+        _without(tie_word_embeddings=True, use_sliding_window=True, sliding_window=4, max_window_layers=1),
+    ),
     "qwen3": ("Qwen3", _without(tie_word_embeddings=True, head_dim=8)),
     "gpt-neox": ("GPTNeoX", _without("num_key_value_heads", hidden_dropout=0.5, attention_dropout=0.5)),
     "gemma2": ("Gemma2", _without(head_dim=8, final_logit_softcapping=2.0, attn_logit_softcapping=5.0)),

@@ -18,7 +18,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from tepo.policy import LoraConfig, Policy, attention_interface
 from tepo.policy.attention import attention
-from tepo.policy.attention_interface import attention_forward, use_attention, uses_attention
+from tepo.policy.attention_interface import attends_in_blocks, attention_forward, use_attention, uses_attention
 
 Load = Callable[..., Policy]
 Attend = Callable[..., Tensor]
@@ -302,7 +302,9 @@ def test_models_that_do_not_use_sdpa_or_ask_for_it_by_name_stay_as_they_are() ->
 
 
 @pytest.mark.usefixtures("every_precision")
-@pytest.mark.parametrize("fields", [{}, {"gradient_checkpointing": True}, {"share_prompts": "always"}])
+@pytest.mark.parametrize(
+    "fields", [{}, {"gradient_checkpointing": True}, {"packing": "always"}, {"share_prompts": "always"}]
+)
 @pytest.mark.parametrize("adapted", [False, True])
 def test_policies_with_and_without_it_agree(load: Load, fields: dict[str, Any], adapted: bool) -> None:
     found = []
@@ -311,7 +313,8 @@ def test_policies_with_and_without_it_agree(load: Load, fields: dict[str, Any], 
         fields = fields | {"lora": LoraConfig(rank=4)}
     for fused in (True, False):
         policy = load("qwen3", fused_layers=fused, **fields)
-        assert uses_attention(policy.model) == fused
+        assert uses_attention(policy.model)
+        assert attends_in_blocks(policy.model) == fused
         generator = torch.Generator().manual_seed(3)
         for parameter in policy.trainable_parameters() if adapted else ():
             parameter.data.normal_(std=0.1, generator=generator)
@@ -327,6 +330,24 @@ def test_scores_are_the_same_with_and_without_gradient(load: Load) -> None:
     with torch.no_grad():
         old = policy.score(sequences()).logp
     assert torch.equal(policy.score(sequences()).logp, old)
+
+
+@pytest.mark.parametrize("packing", ["never", "always"])
+def test_blocks_go_with_fused_layers_and_tables_without_padding_do_not(
+    load: Load, packing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each model keeps to its own setting, and so do its copies, whatever was loaded after it."""
+    served: list[Tensor] = []
+    monkeypatch.setattr(attention_interface, "attention", lambda *a, **o: served.append(a[0]) or attention(*a, **o))
+    fused, plain = (
+        load("llama", dtype="bfloat16", fused_layers=on, packing=packing, share_prompts="never") for on in (True, False)
+    )
+    assert fused.layout == plain.layout
+    assert plain.layout.packed == packing
+    for policy, blocks in ((plain, False), (fused, True), (plain.frozen_copy(), False), (fused.frozen_copy(), True)):
+        served.clear()
+        policy.score(sequences())
+        assert bool(served) == blocks
 
 
 def test_a_saved_model_does_not_name_it(load: Load, tmp_path: Path) -> None:

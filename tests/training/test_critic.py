@@ -31,8 +31,8 @@ QUIET: dict[str, Any] = {"eval": {"at_start": False, "at_end": False}}
 
 
 def tiny(dtype: str = "float32") -> Policy:
-    # Norms compute in float32, so only one way with prompts is exact in float64.
-    settings = {"path": "builtin:tiny", "device": "cpu", "dtype": dtype, "share_prompts": "never"}
+    # Norms compute in float32, so only equal layouts are exact in float64.
+    settings = {"path": "builtin:tiny", "device": "cpu", "dtype": dtype, "packing": "never", "share_prompts": "never"}
     config = PolicyConfig.model_validate(settings)
     return load_policy(config, seed=0)
 

@@ -33,7 +33,9 @@ def test_every_row_once_and_budget_kept(lengths: list[int], budget: int) -> None
     parts = micro_batches(rows, range(len(rows)), budget)
     assert sorted(row for part in parts for row in part) == list(range(len(rows)))
     if budget:
-        assert all(len(part) == 1 or padded_tokens(rows, part) <= budget for part in parts)
+        computed = [len(part) * (max(lengths[row] for row in part) - 1) for part in parts]  # but the last tokens
+        assert all(len(part) == 1 or tokens <= budget for part, tokens in zip(parts, computed, strict=True))
+        assert all(padded_tokens(rows, part) >= tokens for part, tokens in zip(parts, computed, strict=True))
 
 
 def test_whole_groups_stay_together() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from tepo.objectives import Objective, TokenBatch, objective
 from tepo.policy import Policy, PolicyConfig, TokenSequence, load_policy
-from tepo.policy.batching import Sharing
+from tepo.policy.batching import PADDED, Layout
 from tepo.training.config import OptimConfig, TrainConfig
 from tepo.training.experience import score_old
 from tepo.training.idle import apart, idle_rows
@@ -43,7 +43,7 @@ def one_thread() -> Iterator[None]:
 def tiny(dtype: torch.dtype = torch.float32) -> Policy:
     policy = load_policy(PolicyConfig(path="builtin:tiny", device="cpu"), seed=0)
     if dtype == torch.float64:
-        policy.sharing = Sharing("never")  # norms compute in float32, so the two ways agree to its digits alone
+        policy.layout = PADDED  # norms compute in float32, so the layouts agree to its digits alone
         policy.model.double()
         assert policy.head is not None
         policy.head = dataclasses.replace(policy.head, dtype=torch.float64)
@@ -125,15 +125,16 @@ def test_budget_of_one_row_and_of_everything_agree(name: str, dtype: torch.dtype
 
 
 @pytest.mark.parametrize("tokens", [0, 40])
-def test_prompts_computed_once_give_the_same_update(tokens: int) -> None:
+@pytest.mark.parametrize("layout", [Layout("always"), Layout("always", "always")], ids=["packed", "shared"])
+def test_every_layout_gives_the_same_update(tokens: int, layout: Layout) -> None:
     policy, method = tiny(torch.float64), objective("tepo", kl_coef=0.5)
     found = material(policy, method, TrainConfig(prompts=GROUPS, group_size=SIZE))
     perturb(policy)
-    separate, metrics = gradient(policy, method, found, tokens)
-    policy.sharing = Sharing("always")
-    shared, shared_metrics = gradient(policy, method, found, tokens)
-    assert float((shared - separate).norm() / separate.norm()) < 1e-6
-    assert shared_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6)
+    padded, metrics = gradient(policy, method, found, tokens)
+    policy.layout = layout
+    other, other_metrics = gradient(policy, method, found, tokens)
+    assert float((other - padded).norm() / padded.norm()) < 1e-6
+    assert other_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["tepo", "grpo"])
@@ -156,10 +157,14 @@ def test_parameters_after_five_updates(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("share", ["never", "auto", "always"])
-def test_nothing_is_masked_and_no_ratio_moves_at_equal_weights(dtype: Any, share: Any) -> None:
+@pytest.mark.parametrize(
+    ("packing", "share"), [("never", "never"), ("auto", "auto"), ("always", "never"), ("always", "always")]
+)
+def test_nothing_is_masked_and_no_ratio_moves_at_equal_weights(dtype: Any, packing: Any, share: Any) -> None:
     """The first update's values are bit for bit the old ones: same rows in the same company."""
-    policy = load_policy(PolicyConfig(path="builtin:tiny", device="cpu", dtype=dtype, share_prompts=share), seed=0)
+    policy = load_policy(
+        PolicyConfig(path="builtin:tiny", device="cpu", dtype=dtype, packing=packing, share_prompts=share), seed=0
+    )
     method = objective("tepo", kl_coef=1.0)
     config = TrainConfig(prompts=GROUPS, group_size=SIZE, mini_batches=2, micro_tokens=60)
     rows = recorded()

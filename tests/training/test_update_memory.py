@@ -30,9 +30,9 @@ class Saved:
         Saved.alive -= self.tensor.numel()
 
 
-def kept_by(responses: int, *, share_prompts: str, updates: int = 1) -> int:
+def kept_by(responses: int, *, layout: dict[str, str], updates: int = 1) -> int:
     """Return the most entries that graphs kept at once while learning from so many responses, four to a prompt."""
-    config = {"path": "builtin:tiny", "device": "cpu", "share_prompts": share_prompts}
+    config = {"path": "builtin:tiny", "device": "cpu"} | layout
     policy = load_policy(PolicyConfig.model_validate(config))
     generator = torch.Generator().manual_seed(0)
 
@@ -63,8 +63,9 @@ def kept_by(responses: int, *, share_prompts: str, updates: int = 1) -> int:
     return Saved.most
 
 
-@pytest.mark.parametrize("share_prompts", ["never", "always"])
-def test_graphs_do_not_grow_with_the_responses_or_updates(share_prompts: str) -> None:
-    few = kept_by(32, share_prompts=share_prompts)
+@pytest.mark.parametrize(("packing", "share_prompts"), [("never", "never"), ("always", "never"), ("always", "always")])
+def test_graphs_do_not_grow_with_the_responses_or_updates(packing: str, share_prompts: str) -> None:
+    layout = {"packing": packing, "share_prompts": share_prompts}
+    few = kept_by(32, layout=layout)
     assert few > 0
-    assert kept_by(128, share_prompts=share_prompts, updates=2) <= 1.1 * few
+    assert kept_by(128, layout=layout, updates=2) <= 1.1 * few

@@ -72,13 +72,14 @@ def _of_any_model() -> list[dict[str, Any]]:
         _path("fused layers in sampling", None, f"types {', '.join(TYPES)}", "sampling.decoder=plain"),
         _path("logits in chunks", None, "most heads; a probe decides", "model.head=dense"),
         _path("logits kept for the backward pass", None, "plain linear heads, 96 MiB", "model.head_keep_mib=0"),
+        _path("rows without padding", None, "on a processor; a probe decides", "model.packing=never"),
         _path("prompts computed once", None, "where it saves tokens; a probe decides", "model.share_prompts=never"),
     ]
 
 
 def _of_model(path: str) -> list[dict[str, Any]]:
     from tepo.policy import PolicyConfig, load_policy
-    from tepo.policy.attention_interface import SERVED, uses_attention
+    from tepo.policy.attention_interface import SERVED, attends_in_blocks
     from tepo.policy.layers import FAMILIES, count_fused
     from tepo.rollout import why_plain
 
@@ -87,12 +88,13 @@ def _of_model(path: str) -> list[dict[str, Any]]:
     policy = load_policy(config, say=said.append)
     plain = why_plain(policy)
     unusual = next((line for line in said if line.startswith("the head of")), "all logits at once")
-    separate = next((line for line in said if line.startswith("prompts of")), "switched off")
+    padded = next((line for line in said if line.startswith("rows of")), None)
     head = policy.head
     keeps = head is not None and head.is_plain and head.keep_bytes > 0
-    shares = policy.layout.mode != "never"
+    packs, shares = policy.layout.packed != "never", policy.layout.share != "never"
     fused = count_fused(policy.model)
-    attends, narrow = uses_attention(policy.model), policy.compute_dtype in SERVED
+    attends = attends_in_blocks(policy.model) and policy.device.type == "cpu"
+    narrow = policy.compute_dtype in SERVED
     return [
         _path(
             "fused layers in updates",
@@ -124,9 +126,15 @@ def _of_model(path: str) -> list[dict[str, Any]]:
             "model.head_keep_mib=0",
         ),
         _path(
+            "rows without padding",
+            packs,
+            "where it saves tokens" if packs else padded or "it gains on a processor",
+            "model.packing=never",
+        ),
+        _path(
             "prompts computed once",
             shares,
-            "where it saves tokens" if shares else separate,
+            "where it saves tokens" if shares else padded or "switched off",
             "model.share_prompts=never",
         ),
     ]

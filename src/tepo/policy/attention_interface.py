@@ -1,5 +1,5 @@
 """Attention of transformers' models, through their public registry of attention functions: in a pass without padding
-each row to itself, and on a processor by `tepo.policy.attention`.
+each row to itself, and, if it is wanted, on a processor by `tepo.policy.attention`.
 
 The latter takes what it was measured to be faster at, where a gradient is recorded, and the scoring that is compared
 with that; all else, sampling above all, goes on to transformers' own SDPA with the same arguments.
@@ -12,6 +12,7 @@ import inspect
 import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +22,9 @@ from tepo.policy.attention import attention
 from tepo.policy.packed_attention import packed_attention
 from tepo.policy.packing import Packed
 
-NAME = "tepo"
-"""What transformers knows this attention by, in memory only: configurations are saved without it."""
+NAMES = {False: "tepo", True: "tepo_blocks"}
+"""What transformers knows this attention by, without and with blocks; in memory only, configurations are saved
+without it."""
 
 SERVED = {torch.bfloat16}
 """Precisions that gain; torch's kernel is as fast in float32."""
@@ -34,8 +36,8 @@ _packed: ContextVar[Packed | None] = ContextVar("packed", default=None)
 _IGNORED = {"cache_position", "output_attentions", "position_ids", "sliding_window", "use_cache"}
 
 
-def use_attention(model: Any) -> bool:
-    """Let a transformers model compute its attention here.
+def use_attention(model: Any, *, blocks: bool = True) -> bool:
+    """Let a transformers model compute its attention here; `blocks` says whether `tepo.policy.attention` serves it.
 
     Returns:
         Whether it does: every part of the model uses SDPA through transformers' interface, and its code does not tell
@@ -46,9 +48,10 @@ def use_attention(model: Any) -> bool:
     parts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     if not parts or not all(map(_is_exchangeable, parts)):
         return False
-    AttentionInterface.register(NAME, attention_forward)
-    AttentionMaskInterface.register(NAME, _mask)
-    model.set_attn_implementation(NAME)
+    name = NAMES[blocks]
+    AttentionInterface.register(name, partial(attention_forward, blocks=blocks))
+    AttentionMaskInterface.register(name, _mask)
+    model.set_attn_implementation(name)
     return True
 
 
@@ -74,16 +77,28 @@ def attending_within(packed: Packed) -> Iterator[None]:
 
 def uses_attention(model: Any) -> bool:
     """Return whether `use_attention` took hold of a model."""
-    return getattr(model.config, "_attn_implementation", None) == NAME
+    return getattr(model.config, "_attn_implementation", None) in NAMES.values()
+
+
+def attends_in_blocks(model: Any) -> bool:
+    """Return whether `use_attention` took hold of a model with blocks."""
+    return getattr(model.config, "_attn_implementation", None) == NAMES[True]
 
 
 def tells_its_windows(model: Any) -> bool:
-    """Return whether what a model's masks hide beside the future is a window that its attention is told of."""
+    """Return whether what a model's masks hide beside the future is exactly the window that its attention is told of:
+    in a pass without padding there are no masks of the model's."""
     from transformers import PreTrainedModel
 
-    sources = [_source_of(module) for module in model.modules() if isinstance(module, PreTrainedModel)]
-    windows = all("sliding_window=" in source for source in sources if "create_sliding_window" in source)
-    return windows and not any("create_chunked" in source for source in sources)
+    return all(_tells_its_window(module) for module in model.modules() if isinstance(module, PreTrainedModel))
+
+
+def _tells_its_window(part: Any) -> bool:
+    source = _source_of(part)
+    hides = "create_sliding_window" in source
+    # Some classes name a window to every kernel, although only those that make masks themselves would heed it.
+    tells = "sliding_window=" in source and (hides or getattr(part.config, "sliding_window", None) is not None)
+    return hides == tells and "create_chunked" not in source
 
 
 def _source_of(part: Any) -> str:
@@ -118,18 +133,22 @@ def attention_forward(
     dropout: float = 0.0,
     scaling: float | None = None,
     is_causal: bool | None = None,
+    *,
+    blocks: bool = True,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Return attention [B, L, H, D] as transformers' SDPA does, and by it wherever nothing is scored or recorded, on
-    other devices, with dropout and with keywords that are not known here. In a pass without padding B is 1."""
+    """Return attention [B, L, H, D] as transformers' SDPA does, and by it without `blocks`, wherever nothing is scored
+    or recorded, on other devices, with dropout and with keywords that are not known here. In a pass without padding B
+    is 1."""
+    options = {"dropout": dropout, "scaling": scaling, "blocks": blocks, **others}
     packed = _packed.get()
     if packed is None:
-        return _of_rows(module, query, key, value, attention_mask, dropout, scaling, is_causal, **others), None
+        return _of_rows(module, query, key, value, attention_mask, is_causal=is_causal, **options), None
     if dtype := _precision(query, key, value):  # less to move, and what attention would cast to
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
 
     def attend(asking: Tensor, seen: Tensor, told: Tensor, mask: Tensor | None) -> Tensor:
-        return _of_rows(module, asking, seen, told, mask, dropout, scaling, mask is None, **others)
+        return _of_rows(module, asking, seen, told, mask, is_causal=mask is None, **options)
 
     window = others.get("sliding_window")
     return packed_attention(packed, query, key, value, window=window, attend=attend), None
@@ -141,16 +160,19 @@ def _of_rows(
     key: Tensor,
     value: Tensor,
     mask: Tensor | None,
+    *,
     dropout: float,
     scaling: float | None,
     is_causal: bool | None,
+    blocks: bool,
     **others: Any,
 ) -> Tensor:
     known = all(name in _IGNORED or given is None for name, given in others.items())
-    if dropout != 0 or not known or not _is_served(query, key, value, mask):
+    if not blocks or dropout != 0 or not known or not _is_served(query, key, value, mask):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        found: Tensor = sdpa_attention_forward(module, query, key, value, mask, dropout, scaling, is_causal, **others)[0]
+        found: Tensor
+        found, _ = sdpa_attention_forward(module, query, key, value, mask, dropout, scaling, is_causal, **others)
         return found
     precision = _precision(query, key, value)
     query, key, value = query.to(precision), key.to(precision), value.to(precision)

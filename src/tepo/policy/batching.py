@@ -16,7 +16,7 @@ WORTH_SHARING = 0.8
 """Share of the tokens up to which "auto" computes prompts once: attention to them costs a little more."""
 
 WORTH_PACKING = 0.95
-"""Share of the tokens up to which padding is left out: moving tokens in and out of rows for attention costs a little."""
+"""Share of the tokens up to which padding is left out: moving tokens into rows for attention costs a little."""
 
 PASS_TOKENS = {"cpu": 128}
 """Tokens whose computation takes about as long as one more pass does beside its tokens, by kind of device."""

@@ -66,4 +66,5 @@ class PolicyConfig(BaseModel):
     of computing them again: up to a quarter less work for that memory (96 MiB hold 1,024 tokens of a vocabulary of
     49,152 in bfloat16). 0 keeps none."""
     max_batch_tokens: int = Field(default=16384, gt=0)
-    """Padded tokens of one forward pass when scoring without gradient; more rows are scored in turns."""
+    """Tokens computed in one forward pass, padding included, when scoring without gradient; more rows are scored in
+    turns."""

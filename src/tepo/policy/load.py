@@ -55,7 +55,7 @@ def load_policy(config: PolicyConfig, *, seed: int = 0, say: Say = _quiet) -> Po
         model, tokenizer = _load_source(source, config, seed, say)
     if config.fused_layers:
         fuse_layers(model)
-    use_attention(model)
+    use_attention(model, blocks=config.fused_layers)
     size = sum(parameter.numel() for parameter in model.parameters())
     dtype = choose_dtype(config.dtype, device, size)
     model.to(device=device, dtype=torch.float64 if dtype == torch.float64 else torch.float32)

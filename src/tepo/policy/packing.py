@@ -37,7 +37,8 @@ class Piece:
     """R rows whose attention is computed together: `queries` [R, L] and `keys` [R, W] are places in the pass.
 
     Row r asks with its own `lengths[r]` tokens, which are places `span` of the pass, row after row; it sees those and,
-    before them, its prefix. What fills the tables up is place 0: no query sees it as a key, and no result is read.
+    before them, its prefix. What fills a row up is its own last place, so that nothing of another row is near: no query
+    of its own sees that as a key, and no result is read.
     """
 
     span: slice
@@ -66,7 +67,7 @@ class Piece:
         positions = _columns(self.queries).expand(self.queries.shape)
         if self.prefixes is not None:
             positions = positions + self.prefixes.lengths[:, None]
-        # Where a row is filled up, its last own position stands in, so that no query is left without a key.
+        # What fills a row up may lie beyond the keys: the last one stands in, so that no query is left without a key.
         last = self.keys.shape[1] - 1
         behind = positions.clamp(max=last)[:, None, :, None] - _columns(self.keys)
         return behind >= 0 if window is None else (behind >= 0) & (behind < window)
@@ -145,16 +146,15 @@ def _piece(
     row's prefix, if there are any."""
     size = torch.tensor(lengths)
     begin = (size.cumsum(0) - size + first)[:, None]
-    column = torch.arange(max(lengths))
-    queries = torch.where(column < size[:, None], begin + column, 0)
+    last = size[:, None] - 1
+    queries = begin + torch.arange(max(lengths)).minimum(last)
     span = slice(first, first + sum(lengths))
     if not prefixes:
         queries = queries.to(device)
         return Piece(span, queries, queries, size.to(device))
     owners, places, before = torch.tensor(prefixes).unbind(1)
     column = torch.arange(int((before + size).max())) - before[:, None]
-    keys = torch.where(column < 0, (places + before)[:, None] + column, begin + column)
-    keys = torch.where(column < size[:, None], keys, 0)
+    keys = torch.where(column < 0, (places + before)[:, None] + column, begin + column.minimum(last))
     of_prefix = Prefixes(owners.to(device), before.to(device), int(before.max()))
     return Piece(span, queries.to(device), keys.to(device), size.to(device), of_prefix)
 

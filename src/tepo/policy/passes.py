@@ -1,5 +1,5 @@
-"""From token sequences to the states that predict their scored tokens: one pass over a table of whole rows, or over rows
-one behind the other, with or without the prompts that they have in common computed once.
+"""From token sequences to the states that predict their scored tokens: one pass over a table of whole rows, or over
+rows one behind the other, with or without the prompts that they have in common computed once.
 
 Loads transformers: imported where a pass is made, not by `tepo.policy`.
 """

@@ -20,8 +20,8 @@ def micro_batches(
 ) -> list[list[int]]:
     """Split `rows` into micro-batches of at most `budget` computed tokens, padding included (0: no limit).
 
-    `layout` is the model's way with prompts that rows have in common. The split depends on lengths and on which
-    prompts are equal alone. A row longer than the budget is a micro-batch of its own.
+    `layout` is how the model lays out its passes. The split depends on lengths and on which prompts are equal alone. A
+    row longer than the budget is a micro-batch of its own.
     """
     return layout.split(sequences, rows, budget)
 
