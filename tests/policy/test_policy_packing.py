@@ -110,6 +110,7 @@ def test_a_window_counts_over_prefix_and_row(shared: Packed) -> None:
     assert third == ["##....", ".##...", "..##.."]
     assert visible(rows, 1)[0] == ["...#..", "....#.", ".....#"]
     assert visible(rows, 9) == visible(rows, None)
+    assert rows.mask(2) is rows.mask(2)  # layers share what their backward passes keep
 
 
 @pytest.mark.parametrize("window", [1, 2, 5, None])

@@ -60,8 +60,18 @@ class Piece:
         place = _columns(self.keys) - self.prefixes.lengths[:, None]
         return ((place >= 0) & (place < self.lengths[:, None])).flatten().nonzero().squeeze(1)
 
+    @cached_property
+    def _masks(self) -> dict[int | None, Tensor | None]:
+        """The masks that were asked for: all layers keep the same one for their backward pass."""
+        return {}
+
     def mask(self, window: int | None) -> Tensor | None:
         """Return which keys each query sees, [R, 1, L, W]; None where it is all up to its own."""
+        if window not in self._masks:
+            self._masks[window] = self._mask(window)
+        return self._masks[window]
+
+    def _mask(self, window: int | None) -> Tensor | None:
         if self.prefixes is None and window is None:
             return None
         positions = _columns(self.queries).expand(self.queries.shape)
