@@ -291,11 +291,21 @@ def test_under_autocast_a_model_is_as_near_to_float32_and_without_gradient_the_s
     assert error(found, exact) < 1.5 * error(narrow, exact)
 
 
-def test_models_that_do_not_use_sdpa_or_ask_for_it_by_name_stay_as_they_are() -> None:
-    eager = build_model("llama")
-    eager.set_attn_implementation("eager")
-    assert not use_attention(eager)
-    assert eager.config._attn_implementation == "eager"
+def test_eager_attention_stays_the_models_own() -> None:
+    eager, plain = (build_model("gemma2") for _ in range(2))
+    assert plain.config._attn_implementation == "eager"  # it caps its scores
+    assert use_attention(eager)
+    assert uses_attention(eager)
+    assert not attends_in_blocks(eager)
+    ids = torch.arange(24).view(2, 12)
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+    expected, found = (model(input_ids=ids, attention_mask=mask, output_attentions=True) for model in (plain, eager))
+    assert torch.equal(found.logits, expected.logits)
+    assert all(map(torch.equal, found.attentions, expected.attentions))
+
+
+def test_models_whose_code_asks_for_an_implementation_by_name_stay_as_they_are() -> None:
     config = transformers.FalconConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
     assert not use_attention(transformers.FalconForCausalLM(config))
     assert not use_attention(torch.nn.Linear(2, 2))

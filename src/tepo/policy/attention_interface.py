@@ -1,5 +1,6 @@
 """Attention of transformers' models, through their public registry of attention functions: in a pass without padding
-each row to itself, and, if it is wanted, on a processor by `tepo.policy.attention`.
+each row to itself, over SDPA or the model's own eager attention, and before SDPA, on a processor, by
+`tepo.policy.attention`.
 
 The latter takes what it was measured to be faster at, where a gradient is recorded, and the scoring that is compared
 with that; all else, sampling above all, goes on to transformers' own SDPA with the same arguments.
@@ -10,10 +11,10 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,9 +23,11 @@ from tepo.policy.attention import attention
 from tepo.policy.packed_attention import packed_attention
 from tepo.policy.packing import Packed
 
-NAMES = {False: "tepo", True: "tepo_blocks"}
-"""What transformers knows this attention by, without and with blocks; in memory only, configurations are saved
-without it."""
+Kind = Literal["sdpa", "blocks", "eager"]
+
+NAMES: dict[Kind, str] = {"sdpa": "tepo", "blocks": "tepo_blocks", "eager": "tepo_eager"}
+"""What transformers knows this attention by: over its SDPA, with blocks in front of that, or over a model's own eager
+attention. In memory only, configurations are saved without it."""
 
 SERVED = {torch.bfloat16}
 """Precisions that gain; torch's kernel is as fast in float32."""
@@ -40,18 +43,23 @@ def use_attention(model: Any, *, blocks: bool = True) -> bool:
     """Let a transformers model compute its attention here; `blocks` says whether `tepo.policy.attention` serves it.
 
     Returns:
-        Whether it does: every part of the model uses SDPA through transformers' interface, and its code does not tell
-        implementations apart.
+        Whether it does: every part of the model uses SDPA, or every part its own eager attention, through transformers'
+        interface, and its code does not tell implementations apart.
     """
     from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+    from transformers.masking_utils import eager_mask, sdpa_mask
 
     parts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
-    if not parts or not all(map(_is_exchangeable, parts)):
+    if parts and all(_is_exchangeable(part, "sdpa") for part in parts):
+        kind: Kind = "blocks" if blocks else "sdpa"
+        attend: Callable[..., Any] = partial(attention_forward, blocks=blocks)
+    elif parts and all(_is_exchangeable(part, "eager") for part in parts):
+        kind, attend = "eager", eager_forward
+    else:
         return False
-    name = NAMES[blocks]
-    AttentionInterface.register(name, partial(attention_forward, blocks=blocks))
-    AttentionMaskInterface.register(name, _mask)
-    model.set_attn_implementation(name)
+    AttentionInterface.register(NAMES[kind], attend)
+    AttentionMaskInterface.register(NAMES[kind], partial(_mask, eager_mask if kind == "eager" else sdpa_mask))
+    model.set_attn_implementation(NAMES[kind])
     return True
 
 
@@ -82,7 +90,7 @@ def uses_attention(model: Any) -> bool:
 
 def attends_in_blocks(model: Any) -> bool:
     """Return whether `use_attention` took hold of a model with blocks."""
-    return getattr(model.config, "_attn_implementation", None) == NAMES[True]
+    return getattr(model.config, "_attn_implementation", None) == NAMES["blocks"]
 
 
 def tells_its_windows(model: Any) -> bool:
@@ -109,19 +117,16 @@ def _source_of(part: Any) -> str:
         return ""
 
 
-def _is_exchangeable(part: Any) -> bool:
-    if part.config._attn_implementation != "sdpa":
+def _is_exchangeable(part: Any, implementation: str) -> bool:
+    if part.config._attn_implementation != implementation:
         return False
     source = _source_of(part)
-    return "ALL_ATTENTION_FUNCTIONS.get_interface(" in source and '"sdpa"' not in source
+    return "ALL_ATTENTION_FUNCTIONS.get_interface(" in source and f'"{implementation}"' not in source
 
 
-def _mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    """Return the mask for SDPA; none in a pass without padding, whose tokens are not told apart by their places."""
-    from transformers.masking_utils import sdpa_mask
-
-    found: Tensor | None = None if _packed.get() else sdpa_mask(*args, **kwargs)
-    return found
+def _mask(make: Callable[..., Tensor | None], *args: Any, **kwargs: Any) -> Tensor | None:
+    """Return the mask of a table of rows; none in a pass without padding, whose tokens are not told apart by places."""
+    return None if _packed.get() else make(*args, **kwargs)
 
 
 def attention_forward(
@@ -151,6 +156,29 @@ def attention_forward(
         return _of_rows(module, asking, seen, told, mask, is_causal=mask is None, **options)
 
     window = others.get("sliding_window")
+    return packed_attention(packed, query, key, value, window=window, attend=attend), None
+
+
+def eager_forward(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Return attention [B, L, H, D] and its probabilities as the model's own eager attention does; the latter are None
+    in a pass without padding, where B is 1."""
+    eager = sys.modules[type(module).__module__].eager_attention_forward
+    packed = _packed.get()
+    if packed is None:
+        found: tuple[Tensor, Tensor | None] = eager(module, query, key, value, attention_mask, **options)
+        return found
+
+    def attend(asking: Tensor, seen: Tensor, told: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is None:
+            mask = torch.ones(asking.shape[2], seen.shape[2], dtype=torch.bool, device=asking.device).tril_()
+        hidden = torch.finfo(asking.dtype).min
+        bias = torch.zeros(mask.shape, dtype=asking.dtype, device=asking.device).masked_fill_(~mask, hidden)
+        attended: Tensor = eager(module, asking, seen, told, bias, **options)[0]
+        return attended
+
+    window = options.get("sliding_window")
     return packed_attention(packed, query, key, value, window=window, attend=attend), None
 
 

@@ -75,7 +75,7 @@ def why_not_packed(model: Any, *, dtype: torch.dtype, context: Callable[[], Abst
     from tepo.policy.passes import packed_pass, padded_pass
 
     if not uses_attention(model):
-        return "its attention is not SDPA through transformers' interface"
+        return "its attention does not go through transformers' interface"
     if not tells_its_windows(model):
         return "its masks hide more than its attention is told"
     device = next(model.parameters()).device
