@@ -13,6 +13,7 @@ import torch
 from tepo.core.errors import InputError
 from tepo.objectives import objective
 from tepo.policy import Policy, PolicyConfig, TokenSequence, ValueModel, load_policy, load_value_model, value_of_policy
+from tepo.policy.batching import Layout
 from tepo.training.checkpoint import load_checkpoint
 from tepo.training.config import OptimConfig
 from tepo.training.critic import Critic
@@ -193,6 +194,12 @@ def test_a_critic_starts_from_a_reward_model(tmp_path: Path) -> None:
     wanted = float(model(input_ids=torch.tensor([[4, 5, 6]])).logits.detach())
     assert float(values.values([row]).detach()[0, 0]) == pytest.approx(wanted, rel=1e-5)
     assert len(values.trainable_parameters()) == len(list(model.parameters()))
+    assert values.layout == Layout("auto", "auto", pass_tokens=128)
+    rows = [row, TokenSequence((4, 5, 6), (9, 10, 11, 12, 13, 14)), TokenSequence((8,), (7,))]
+    expected = [values.values([one]).detach()[0] for one in rows]
+    values.layout = Layout("always", "always")
+    for one, found in zip(expected, values.values(rows).detach(), strict=True):
+        torch.testing.assert_close(found[: len(one)], one)
 
 
 def test_a_critic_starts_from_a_language_model_with_a_head_at_zero(tmp_path: Path) -> None:

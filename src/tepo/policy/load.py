@@ -12,14 +12,14 @@ import torch
 from tepo.core.errors import InputError
 from tepo.policy.activations import disable_dropout, enable_recomputation
 from tepo.policy.attention_interface import use_attention
-from tepo.policy.batching import PASS_TOKENS, PASS_TOKENS_ELSEWHERE, Layout
 from tepo.policy.config import PolicyConfig
 from tepo.policy.device import choose_device, choose_dtype, store_frozen_linears
 from tepo.policy.head import Head
 from tepo.policy.layers import fuse_layers
+from tepo.policy.layouts import find_layout
 from tepo.policy.lora import Adapter, add_adapter, load_adapter
 from tepo.policy.policy import Policy
-from tepo.policy.probe import UnusualHeadError, find_head, why_not_packed
+from tepo.policy.probe import UnusualHeadError, find_head
 from tepo.policy.scoring import why_no_kernel
 from tepo.policy.smollm2 import ensure_smollm2
 from tepo.policy.source import Source, find_source, similar_folders
@@ -29,11 +29,11 @@ Say = Callable[[str], None]
 _UNLIMITED = 1 << 30
 
 
-def _quiet(text: str) -> None:
+def quiet(text: str) -> None:
     """Say nothing."""
 
 
-def load_policy(config: PolicyConfig, *, seed: int = 0, say: Say = _quiet) -> Policy:
+def load_policy(config: PolicyConfig, *, seed: int = 0, say: Say = quiet) -> Policy:
     """Return the policy that `config` names, ready to score and train; `say` gets a line for every choice made.
 
     `seed` draws the weights of builtin:tiny and of a new adapter. Nothing is written but the cache of built-in models.
@@ -85,7 +85,8 @@ def load_policy(config: PolicyConfig, *, seed: int = 0, say: Say = _quiet) -> Po
         max_batch_tokens=config.max_batch_tokens,
     )
     policy.head = _find_head(policy, config, say)
-    policy.layout = _find_layout(policy, config, say)
+    backbone = model if policy.head is None else model.base_model
+    policy.layout = find_layout(backbone, config, dtype=dtype, context=policy.compute_context, say=say)
     return policy
 
 
@@ -181,29 +182,6 @@ def _find_head(policy: Policy, config: PolicyConfig, say: Say) -> Head | None:
             " grows with tokens x vocabulary"
         )
         return None
-
-
-def _find_layout(policy: Policy, config: PolicyConfig, say: Say) -> Layout:
-    """Return how passes are laid out: without padding and with prompts computed once, where that can be and pays."""
-    padded = Layout(pass_tokens=PASS_TOKENS.get(policy.device.type, PASS_TOKENS_ELSEWHERE))
-    asked = [f"model.{name}='always'" for name in ("packing", "share_prompts") if getattr(config, name) == "always"]
-    if config.packing == "never":
-        if config.share_prompts == "always":
-            raise InputError("model.share_prompts='always' does not go with model.packing='never'")
-        return padded
-    if config.gradient_checkpointing:
-        if asked:
-            raise InputError(f"{asked[0]} does not go with model.gradient_checkpointing=true")
-        return padded
-    probed = policy.model if policy.head is None else policy.model.base_model
-    if reason := why_not_packed(probed, dtype=policy.compute_dtype, context=policy.compute_context):
-        if asked:
-            raise InputError(f"{asked[0]} does not work for {config.path!r}: {reason}")
-        say(f"rows of {config.path} are padded, prompts computed for every response ({reason})")
-        return padded
-    # Elsewhere attention without a mask is worth more than a little padding, as far as is known here.
-    packed = config.packing if config.packing == "always" or policy.device.type == "cpu" else "never"
-    return replace(padded, packed=packed, share=config.share_prompts)
 
 
 def end_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:

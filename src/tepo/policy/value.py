@@ -17,7 +17,8 @@ from tepo.policy.attention_interface import use_attention
 from tepo.policy.batching import PADDED, Layout
 from tepo.policy.config import PolicyConfig
 from tepo.policy.layers import fuse_layers
-from tepo.policy.load import no_progress_bars
+from tepo.policy.layouts import find_layout
+from tepo.policy.load import Say, no_progress_bars, quiet
 from tepo.policy.policy import Policy
 from tepo.policy.sequences import TokenSequence, check_sequences, scored_tokens, spread
 from tepo.policy.source import similar_folders
@@ -74,9 +75,10 @@ def value_of_policy(policy: Policy) -> ValueModel:
     return _like(policy, backbone, head, policy.layout)
 
 
-def load_value_model(path: str, policy: Policy, config: PolicyConfig) -> ValueModel:
+def load_value_model(path: str, policy: Policy, config: PolicyConfig, *, say: Say = quiet) -> ValueModel:
     """Return a value model that starts from a sequence-classification model (a reward model) or a causal language
-    model in a folder; without a scalar head there, the head starts at zero. All of it is trained.
+    model in a folder; without a scalar head there, the head starts at zero. All of it is trained. `say` gets a line
+    where it computes in a slower way than it could.
 
     Raises:
         InputError: there is no such model, or it does not share the policy's tokens.
@@ -108,13 +110,16 @@ def load_value_model(path: str, policy: Policy, config: PolicyConfig) -> ValueMo
         )
     if config.fused_layers:
         fuse_layers(model)
-        if policy.device.type == "cpu":
-            use_attention(model)
+    use_attention(model, blocks=config.fused_layers)
     disable_dropout(model.eval())
     model.to(device=policy.device, dtype=policy.model.get_input_embeddings().weight.dtype).requires_grad_(True)
     if config.gradient_checkpointing:
         enable_recomputation(model)
-    return _like(policy, model.base_model, head, PADDED)
+    settings = config.model_copy(update={"path": path})
+    layout = find_layout(
+        model.base_model, settings, dtype=policy.compute_dtype, context=policy.compute_context, say=say
+    )
+    return _like(policy, model.base_model, head, layout)
 
 
 def _like(policy: Policy, backbone: Any, head: nn.Linear, layout: Layout) -> ValueModel:

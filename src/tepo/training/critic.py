@@ -44,7 +44,7 @@ class Critic(ModelLearner):
 def load_critic(config: RunConfig, policy: Policy, say: Callable[[str], None]) -> Critic:
     """Return the critic that the configuration asks for."""
     path = config.critic.path
-    values = value_of_policy(policy) if path == "start" else load_value_model(path, policy, config.model)
+    values = value_of_policy(policy) if path == "start" else load_value_model(path, policy, config.model, say=say)
     trained = sum(parameter.numel() for parameter in values.trainable_parameters())
     origin = "a copy of the policy's backbone" if path == "start" else path
     say(f"critic: {origin}, {trained / 1e6:.1f} M parameters trained")
