@@ -5,8 +5,8 @@
 
 TRL appears twice: with the settings its configuration has by itself (recomputation, 8 rows at once), and with its
 quickest full-precision-weights settings (no recomputation, all rows at once; bfloat16 autocast for SmolLM2, float32 for
-the tiny model) under our allocator setting. Ours has the precision of the latter; for the tiny model a second row shows
-it in bfloat16.
+the tiny model) under our allocator setting. Each side has the precision it is quickest in, weights are float32: ours
+computes in bfloat16; for the tiny model a second row shows it in float32, which is what `model.dtype=auto` takes there.
 `--bf16` adds TRL with bfloat16 weights, where small updates are rounded away.
 
 Lengths: `full` responses all reach the limit (what ends one cannot be sampled; the same folder for every side);
@@ -45,7 +45,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "full": "tiny-endless",
         "varied": "tiny-4-32",
         "best": {"gradient_checkpointing": False, "bf16": False},
-        "dtype": "float32",
+        "dtype": "bfloat16",
+        "also": "float32",
     },
 }
 
@@ -65,8 +66,8 @@ def sides(name: str, work: dict[str, Any], chosen: argparse.Namespace) -> list[h
     """Return ours first, then TRL's settings."""
     best = MODELS[name]["best"]
     found = [harness.Side(harness.OURS, {**work, "side": "ours", "dtype": MODELS[name]["dtype"]})]
-    if MODELS[name]["dtype"] == "float32":
-        found.append(harness.Side("tepo, bfloat16", {**work, "side": "ours", "dtype": "bfloat16"}))
+    if dtype := MODELS[name].get("also"):
+        found.append(harness.Side(f"tepo, {dtype}", {**work, "side": "ours", "dtype": dtype}))
     if chosen.tepo:
         found.append(harness.Side("tepo, objective tepo", {**work, "side": "ours", "objective": "tepo"}))
     peers: dict[str, tuple[dict[str, Any], dict[str, str]]] = {

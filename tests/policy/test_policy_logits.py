@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tepo.core.errors import InputError
 from tepo.policy import blocks
+from tepo.policy.compiler import why_no_compiler
 from tepo.policy.logits import token_statistics_from_logits
 
 V = 301
@@ -54,6 +55,42 @@ def test_values_and_gradients_equal_the_plain_formula(
     (wanted,) = torch.autograd.grad((weights[0] * expected[0] + weights[1] * expected[1]).sum(), [exact])
     assert found.dtype == dtype
     torch.testing.assert_close(found.double(), wanted, rtol=of_gradient, atol=of_gradient)
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0])
+def test_compiled_statistics_are_those_of_tensor_operations(temperature: float) -> None:
+    """Rows longer than a stretch, largest first, last or in the middle, masked in part or all but once."""
+    assert why_no_compiler() is None
+    torch.manual_seed(4)
+    logits = torch.randn(9, 3 * 4096 + 77) * 6
+    logits[0] = logits[0].sort().values  # every stretch has a larger one
+    logits[1] = logits[1].sort(descending=True).values
+    logits[2, :9000] = -math.inf
+    logits[3, 1:] = -math.inf
+    logits[4] += 3000.0
+    logits[5] -= 3000.0
+    logits[6] = 0.25
+    targets = torch.randint(0, logits.shape[1], (9,))
+    targets[3] = 0
+    expected = _exact(logits.double(), targets, temperature)
+    found = token_statistics_from_logits(logits, targets, temperature=temperature)
+    plain = token_statistics_from_logits(logits, targets, temperature=temperature, compiled=False)
+    for one, tensor, exact in zip(found, plain, expected, strict=True):
+        torch.testing.assert_close(one.double(), exact, rtol=1e-6, atol=2e-6)
+        torch.testing.assert_close(one, tensor, rtol=1e-5, atol=1e-5)
+    assert not torch.equal(found[1], plain[1])  # it was compiled
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.nan, math.inf])
+@pytest.mark.parametrize("place", [0, 5000])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_what_is_no_distribution_has_no_statistics(value: float, place: int, compiled: bool) -> None:
+    logits = torch.zeros(3, 6000)
+    logits[1, place] = value
+    logits[2] = -math.inf
+    logp, entropy = token_statistics_from_logits(logits, torch.zeros(3, dtype=torch.long), compiled=compiled)
+    assert torch.isnan(torch.stack([logp, entropy])).any(0).tolist() == [False, True, True]
+    assert torch.isnan(entropy[1:]).all()
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -114,13 +151,16 @@ class _Largest(TorchDispatchMode):
         return out
 
 
-def test_the_forward_pass_makes_nothing_larger_than_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("compiled", "most"), [(True, 32), (False, 2 * V)])
+def test_the_forward_pass_makes_nothing_larger_than_a_block(
+    monkeypatch: pytest.MonkeyPatch, compiled: bool, most: int
+) -> None:
     monkeypatch.setattr(blocks, "_BLOCK_CPU", 2 * V)
     monkeypatch.setattr(blocks, "threads_of", lambda device: 1)
     logits, targets = torch.randn(16, V, requires_grad=True), torch.zeros(16, dtype=torch.long)
     with _Largest() as seen:
-        token_statistics_from_logits(logits, targets)
-    assert seen.largest == 2 * V
+        token_statistics_from_logits(logits, targets, compiled=compiled)
+    assert seen.largest == most
 
 
 def test_no_rows_give_empty_statistics() -> None:

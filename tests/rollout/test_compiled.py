@@ -199,7 +199,7 @@ def test_float64_and_other_devices_are_not_compiled() -> None:
 
 def test_without_the_compiler_everything_else_works(random_policy: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = random_policy("llama")
-    monkeypatch.setattr("tepo.rollout.compiled_step._why_no_compiler", lambda: "the package numba is not installed")
+    monkeypatch.setattr("tepo.rollout.compiled_step.why_no_compiler", lambda: "the package numba is not installed")
     asked = {"samples": 2, "seed": 0, "purpose": "test", "draws": [0]}
     found = sample(policy, [[5, 6]], config=SamplingConfig(max_tokens=5), **asked)  # type: ignore[arg-type]
     assert len(found[0]) == 2

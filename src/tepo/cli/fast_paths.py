@@ -47,6 +47,12 @@ def _of_the_machine() -> list[dict[str, Any]]:
             "sampling.decoder=fused",
         ),
         _path(
+            "compiled statistics of given logits",
+            not_compiled is None,
+            not_compiled or "tepo.policy.token_statistics_from_logits",
+            "compiled=False there",
+        ),
+        _path(
             "fused head kernel",
             None if no_kernel is None else False,
             no_kernel or "with model.head=triton; not tried on hardware yet",

@@ -15,28 +15,34 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tepo.core.errors import InputError
 from tepo.policy.blocks import each_block
+from tepo.policy.compiler import use_threads_of_torch, why_no_compiler
 
 LN2 = math.log(2.0)
 # Far below every power of two that is not zero, in float64 too: keeps 0 * log 0 at 0 for entries at -inf.
 _LOWEST = -2e4
 
 
-def token_statistics_from_logits(logits: Tensor, targets: Tensor, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+def token_statistics_from_logits(
+    logits: Tensor, targets: Tensor, *, temperature: float = 1.0, compiled: bool = True
+) -> tuple[Tensor, Tensor]:
     """Return the log-probability of each target and the entropy of its distribution, both in nats, [...] each.
 
     Both are differentiable in the logits, exactly. Beside the results the forward pass holds one block of a few rows,
-    the backward pass that and the gradient.
+    the backward pass that and the gradient. float32 logits on a processor are read once by a compiled function where
+    numba is installed (the extra `cpu`).
 
     Args:
         logits: [..., V] float; entries at -inf have probability 0.
         targets: [...] integers in [0, V).
         temperature: divides the logits.
+        compiled: False computes by tensor operations in any case.
 
     Returns:
         (logp, entropy), float32 (float64 from float64).
@@ -58,7 +64,7 @@ def token_statistics_from_logits(logits: Tensor, targets: Tensor, *, temperature
             " the size of the vocabulary less one. Fill unused places with any valid id and mask the result"
         )
     found: tuple[Tensor, Tensor, Tensor, Tensor] = _LogitStatistics.apply(  # type: ignore[no-untyped-call]
-        logits.reshape(-1, vocabulary), targets.reshape(-1), temperature
+        logits.reshape(-1, vocabulary), targets.reshape(-1), temperature, compiled
     )
     return found[0].view(targets.shape), found[1].view(targets.shape)
 
@@ -117,16 +123,10 @@ class _LogitStatistics(torch.autograd.Function):
     """The two statistics of logits [N, V]; the backward pass reads the logits once more."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, ...]:
-        wide = torch.promote_types(logits.dtype, torch.float32)
-        entropy, tops, totals = (logits.new_empty(len(logits), dtype=wide) for _ in range(3))
-
-        def fold(rows: slice, buffers: list[Tensor]) -> None:
-            found = softmax(logits[rows], temperature, *buffers)
-            tops[rows], totals[rows] = found.top, found.total
-            entropy[rows] = found.entropy()
-
-        each_block(logits, fold, buffers=2)
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, temperature: float, compiled: bool) -> tuple[Tensor, ...]:
+        served = compiled and logits.device.type == "cpu" and logits.dtype == torch.float32
+        fold = _fold_compiled if served and why_no_compiler() is None else _fold
+        tops, totals, entropy = fold(logits, temperature)
         logp = logits.gather(-1, targets[:, None]).squeeze(-1).sub(tops).div_(temperature).sub_(totals.log())
         ctx.save_for_backward(logits, targets, entropy, tops, totals)
         ctx.temperature = temperature
@@ -148,7 +148,33 @@ class _LogitStatistics(torch.autograd.Function):
             grad[rows] = gradient(found, targets[rows], upstream[rows], of_entropy, 1.0 / ctx.temperature)
 
         each_block(logits, turn, buffers=2)
-        return grad, None, None
+        return grad, None, None, None
+
+
+def _fold(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the largest logit, the sum of the weights and the entropy of each row of logits [N, V]."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    tops, totals, entropy = (logits.new_empty(len(logits), dtype=wide) for _ in range(3))
+
+    def fold(rows: slice, buffers: list[Tensor]) -> None:
+        found = softmax(logits[rows], temperature, *buffers)
+        tops[rows], totals[rows] = found.top, found.total
+        entropy[rows] = found.entropy()
+
+    each_block(logits, fold, buffers=2)
+    return tops, totals, entropy
+
+
+def _fold_compiled(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the same for float32 logits on a processor."""
+    from tepo.policy.compiled_softmax import fold
+
+    use_threads_of_torch()
+    tops = torch.empty(len(logits))
+    totals, moments = torch.empty(2, len(logits), dtype=torch.float64)
+    numbers = np.float32(1.0 / temperature), tops.numpy(), totals.numpy(), moments.numpy()
+    fold(logits.detach().contiguous().numpy(), *numbers)
+    return tops, totals.float(), (totals.log() - moments / totals).float()
 
 
 def gradient(

@@ -17,17 +17,10 @@ import numba
 import numpy as np
 from numba.extending import overload
 
-# Sums may be reordered and contracted; infinities and NaN stay what they are.
-_FAST = {"reassoc", "contract", "nsz", "arcp"}
-
-_BLOCK = 256  # logits summed in float32; over blocks sums are float64
-_NOTHING = np.float32(-87)  # e^x is less than any normal float32 below, and counts as zero
-
-_compiled = numba.njit(fastmath=_FAST, cache=True)
-_compiled_for_threads = numba.njit(fastmath=_FAST, cache=True, parallel=True)
+from tepo.policy.compiled_softmax import BLOCK, NOTHING, block_sums, compiled, compiled_for_threads, exp
 
 
-@_compiled_for_threads
+@compiled_for_threads
 def attend(
     fused: Any,
     turns: Any,
@@ -76,7 +69,7 @@ def attend(
             largest = _scores(new, keys[pair], scale, scores)
             total = np.float32(0)
             for j in range(tokens):
-                scores[j] = _exp(scores[j] - largest)
+                scores[j] = exp(scores[j] - largest)
                 total += scores[j]
             new[:] = 0
             for j in range(tokens):
@@ -87,7 +80,7 @@ def attend(
             _store(new, out[row, head * size : (head + 1) * size])
 
 
-@_compiled_for_threads
+@compiled_for_threads
 def add_and_norm(x: Any, delta: Any, weight: Any, epsilon: Any, out: Any) -> None:
     """Add `delta` to the residual stream `x`, in place, and write its root-mean-square norm.
 
@@ -109,7 +102,7 @@ def add_and_norm(x: Any, delta: Any, weight: Any, epsilon: Any, out: Any) -> Non
             _put(out[row], i, x[row, i] * rate * weight[i])
 
 
-@_compiled_for_threads
+@compiled_for_threads
 def gate(fused: Any, out: Any) -> None:
     """Write silu(gate) * up.
 
@@ -121,12 +114,12 @@ def gate(fused: Any, out: Any) -> None:
     for row in numba.prange(out.shape[0]):
         for i in range(size):
             z = _wide(fused[row, i])
-            small = _exp(-abs(z))  # no overflow on either side
+            small = exp(-abs(z))  # no overflow on either side
             sigmoid = (np.float32(1) if z >= 0 else small) / (np.float32(1) + small)
             _put(out[row], i, z * sigmoid * _wide(fused[row, size + i]))
 
 
-@_compiled_for_threads
+@compiled_for_threads
 def draw(logits: Any, scale: Any, uniform: Any, greedy: bool, tokens: Any, logp: Any, entropy: Any) -> None:
     """Choose a token of each row, with its log-prob and the entropy of softmax(scale * logits).
 
@@ -145,10 +138,10 @@ def draw(logits: Any, scale: Any, uniform: Any, greedy: bool, tokens: Any, logp:
         largest = np.float32(-np.inf)
         for v in range(size):
             largest = max(largest, z[v])
-        sums = np.empty((size + _BLOCK - 1) // _BLOCK, np.float64)
+        sums = np.empty((size + BLOCK - 1) // BLOCK, np.float64)
         moment = 0.0
         for block in range(sums.shape[0]):
-            sums[block], part = _block_sums(z[block * _BLOCK : (block + 1) * _BLOCK], largest, scale)
+            sums[block], part = block_sums(z[block * BLOCK : (block + 1) * BLOCK], largest, scale)
             moment += part
         total = sums.sum() if abs(largest) < np.inf else np.nan
         if greedy:
@@ -162,19 +155,7 @@ def draw(logits: Any, scale: Any, uniform: Any, greedy: bool, tokens: Any, logp:
         entropy[row] = math.log(total) - moment / total
 
 
-@_compiled
-def _block_sums(z: Any, largest: Any, scale: Any) -> Any:
-    """Return the sums of e^c and of c e^c over some logits, c = scale * (z - largest)."""
-    total, moment = np.float32(0), np.float32(0)
-    for v in range(z.shape[0]):
-        centred = max((z[v] - largest) * scale, _NOTHING)  # a finite number, for minus infinity
-        weight = _exp(centred) if centred > _NOTHING else np.float32(0)
-        total += np.float32(np.nan) if math.isnan(z[v]) else weight
-        moment += weight * centred
-    return np.float64(total), np.float64(moment)
-
-
-@_compiled
+@compiled
 def _inverted(z: Any, sums: Any, largest: Any, scale: Any, target: Any) -> Any:
     """Return the token at which the cumulative sum passes `target`; never one of weight zero."""
     block, below = 0, 0.0
@@ -184,17 +165,17 @@ def _inverted(z: Any, sums: Any, largest: Any, scale: Any, target: Any) -> Any:
     while block > 0 and sums[block] == 0:  # rounding led past the last weight
         block -= 1
         below = target
-    token, found = block * _BLOCK, False
-    for v in range(block * _BLOCK, min((block + 1) * _BLOCK, z.shape[0])):
+    token, found = block * BLOCK, False
+    for v in range(block * BLOCK, min((block + 1) * BLOCK, z.shape[0])):
         centred = (z[v] - largest) * scale
-        if centred > _NOTHING and not found:
+        if centred > NOTHING and not found:
             token = v  # the last possible one, should rounding lead past the end of the block
-            below += np.float64(_exp(centred))
+            below += np.float64(exp(centred))
             found = below > target
     return token
 
 
-@_compiled
+@compiled
 def _turned(source: Any, turn: Any, norm: Any, epsilon: Any, out: Any) -> None:
     """Write a head [size], normalised where `norm` is not empty, with every pair rotated, as float32."""
     size = out.shape[0]
@@ -213,7 +194,7 @@ def _turned(source: Any, turn: Any, norm: Any, epsilon: Any, out: Any) -> None:
         out[i + 1] = a * turn[i + 1] + b * turn[i]
 
 
-@_compiled
+@compiled
 def _scores(query: Any, keys: Any, scale: Any, out: Any) -> Any:
     """Write scale * keys @ query for as many keys as `out` has room for; return the largest."""
     largest = np.float32(-np.inf)
@@ -227,29 +208,11 @@ def _scores(query: Any, keys: Any, scale: Any, out: Any) -> Any:
     return largest
 
 
-@_compiled
+@compiled
 def _store(source: Any, out: Any) -> None:
     """Write a float32 vector in the compute precision."""
     for i in range(out.shape[0]):
         _put(out, i, source[i])
-
-
-@_compiled
-def _exp(x: Any) -> Any:
-    """Return e^x for float32 x <= 0, relative error below 2e-7, never less than 2^-126: 2^x log2(e), whole part by the
-    exponent's bits and the rest by a polynomial with value 1 at 0. Unlike the library's function it becomes vector
-    instructions."""
-    doublings = max(x * np.float32(1.4426950408889634), np.float32(-126))
-    whole = math.floor(doublings)
-    f = np.float32(doublings - whole)
-    power = np.float32(2.161292e-4)
-    power = power * f + np.float32(1.2467845e-3)
-    power = power * f + np.float32(9.6754516e-3)
-    power = power * f + np.float32(5.5485282e-2)
-    power = power * f + np.float32(2.4022931e-1)
-    power = power * f + np.float32(6.9314706e-1)
-    power = power * f + np.float32(1)
-    return power * np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
 def _wide(value: Any) -> Any:

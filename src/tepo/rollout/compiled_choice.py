@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
+from tepo.policy.compiler import use_threads_of_torch
 from tepo.rollout import compiled
 from tepo.rollout.choice import Choice
-from tepo.rollout.compiled_step import use_threads_of_torch
 from tepo.rollout.config import SamplingConfig
 
 

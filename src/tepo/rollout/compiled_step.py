@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tepo.policy.compiler import use_threads_of_torch, why_no_compiler
 from tepo.rollout.fused_model import FusedModel, Layer, Norm
 
 if TYPE_CHECKING:
@@ -25,42 +24,7 @@ def why_not_compiled(device: torch.device, weights: torch.dtype, compute: torch.
         return f"it compiles for the processor, and the model is on {device.type}"
     if weights != torch.float32 or compute not in _DTYPES:
         return f"it computes in float32 or bfloat16 with float32 weights, not {_name(compute)} with {_name(weights)}"
-    return _why_no_compiler()
-
-
-@functools.cache
-def _why_no_compiler() -> str | None:
-    """Return why numba cannot be used, or None; chooses the threads its functions run in.
-
-    Its own pool of threads ends the process when two threads of Python call at once; OpenMP's does not.
-    """
-    if find_spec("numba") is None:
-        return "the package numba is not installed (pip install 'tepo[cpu]')"
-    import numba
-
-    if numba.config.THREADING_LAYER == "default":
-        numba.config.THREADING_LAYER = "threadsafe"
-    threads = torch.get_num_threads()
-    try:
-        from tepo.rollout.compiled import gate
-
-        use_threads_of_torch()
-        gate(np.zeros((1, 2), np.float32), np.zeros((1, 1), np.float32))
-    except Exception as error:  # whatever goes wrong inside a compiler, there is another way to sample
-        return f"numba does not work here ({type(error).__name__}: {str(error).strip().splitlines()[0]})"
-    finally:
-        torch.set_num_threads(threads)  # numba's start sets the number for all users of the OpenMP library
-    return None
-
-
-def use_threads_of_torch() -> None:
-    """Let compiled functions called from this thread run in as many threads as tensor operations do.
-
-    More than there are cores free stall each other: every function ends by waiting for all of them.
-    """
-    import numba
-
-    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
+    return why_no_compiler()
 
 
 class CompiledStep:
