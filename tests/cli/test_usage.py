@@ -147,13 +147,13 @@ def test_doctor_says_which_fast_paths_are_active_and_what_switches_them_off(tepo
             assert paths[name]["active"] is (True if "--model" in arguments else None)
         for path in paths.values():
             option = path["option"].partition("=")[0]
-            assert option in keys or option == "TEPO_KEEP_MEMORY"
+            assert option in keys or option in ("TEPO_KEEP_MEMORY", "compiled")
     assert "Fast paths" in tepo_("doctor").out
     assert tepo_("doctor", "--model", "no/such/model").code == 2
 
 
 def test_doctor_says_why_rows_of_a_model_are_padded(tepo_: Tepo, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tepo.policy.load.why_not_packed", lambda *models, **options: "it is odd")
+    monkeypatch.setattr("tepo.policy.layouts.why_not_packed", lambda *models, **options: "it is odd")
     paths = {path["name"]: path for path in tepo_("doctor", "--model", "builtin:tiny", "--json").json["fast_paths"]}
     for name, option in (("rows without padding", "packing"), ("prompts computed once", "share_prompts")):
         assert paths[name]["active"] is False
