@@ -147,7 +147,8 @@ def test_what_many_rows_say_of_a_prompt_is_added_up_in_float32() -> None:
     packed_attention(packed, still, still, value, window=None, attend=by_torch).float().sum().backward()
     assert value.grad is not None
     assert value.grad[0, 0, 0, 0] == 1 + 600 / 2  # seen by itself, and by half by each response
-    assert value.grad[0, 0, 1:].unique().tolist() == [0.5]
+    assert value.grad[0, 0, 1 : packed.count].unique().tolist() == [0.5]
+    assert not value.grad[0, 0, packed.count :].any()
 
 
 @pytest.mark.parametrize("share", [False, True])

@@ -143,6 +143,7 @@ def test_in_several_pieces(load: Load, name: str, small_pieces: list[Packed]) ->
         rows_of_groups([(1, (1,))]),
         [*rows_of_groups([(6, (4, 3))]), TokenSequence((5, 6), ())],
         [*rows_of_groups([(6, (1,))]), *rows_of_groups([(6, (1,))])],
+        rows_of_groups([(7, (9, 4, 1, 2, 5, 8)), (2, (6, 3, 7)), (5, (8, 3, 3, 2, 1, 1, 4, 6))], holes=True),
     ],
     ids=[
         "holes",
@@ -152,6 +153,7 @@ def test_in_several_pieces(load: Load, name: str, small_pieces: list[Packed]) ->
         "two tokens",
         "an empty response",
         "equal rows",
+        "sizes that recur",
     ],
 )
 @pytest.mark.parametrize("name", ["qwen2", "mistral-window"])

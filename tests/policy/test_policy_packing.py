@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tepo.policy import TokenSequence, packing
 from tepo.policy.packing import Packed, Piece, pack
-from tepo.policy.sequences import scored_tokens
+from tepo.policy.sequences import recurring, scored_tokens, spread
 
 CPU = torch.device("cpu")
 ROWS = [
@@ -150,3 +150,40 @@ def test_pieces_cover_the_pass_in_order(monkeypatch: pytest.MonkeyPatch, share: 
         assert piece.queries.flatten()[piece.asked].tolist() == list(range(piece.span.start, end))
         assert piece.keys.flatten()[piece.own_keys].tolist() == list(range(piece.span.start, end))
     assert end == len(packed.ids) == len(packed.positions)
+
+
+def test_sizes_recur() -> None:
+    """Few sizes between two powers of two, none much larger than what was asked for, small ones as they are."""
+    found = [recurring(count) for count in range(1, 2049)]
+    assert found[:63] == list(range(1, 64))
+    assert found == sorted(found)
+    assert all(count <= size <= count * 33 / 32 for count, size in enumerate(found, 1))
+    assert all(recurring(size) == size for size in found)
+    assert len({size for size in found if 1024 < size <= 2048}) == 32
+    assert [recurring(count, 8) for count in (8, 15, 17, 31, 33, 64, 65)] == [8, 15, 18, 32, 36, 64, 72]
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_what_is_there_for_the_sizes_alone_is_no_ones(monkeypatch: pytest.MonkeyPatch, share: bool) -> None:
+    monkeypatch.setattr(packing, "PIECE_TOKENS", 10_000)
+    rows = [TokenSequence((1, 2, 3 + row % 3), tuple(range(6, 10 + row % 20))) for row in range(35)]
+    packed = pack(rows, share=share, device=CPU)
+    assert packed.count == sum(len(row.response) - 1 + (0 if share else 3) for row in rows) + (9 if share else 0)
+    assert len(packed.ids) == recurring(packed.count) > packed.count
+    assert set(packed.ids[packed.count :].tolist()) == {int(packed.ids[packed.count - 1])}
+    piece = packed.pieces[-1]
+    assert len(piece.lengths) == len(piece.keys) == len(piece.queries) == recurring(35, 8) > 35
+    assert piece.lengths[35:].tolist() == [0]
+    assert piece.queries.flatten()[piece.asked].tolist() == list(range(piece.span.start, packed.count))
+    assert piece.keys.flatten()[piece.own_keys].tolist() == list(range(piece.span.start, packed.count))
+    assert piece.keys.shape[1] == recurring(25, 8) > 25
+
+    scored = scored_tokens(rows, width=None, device=CPU)
+    assert scored.count == sum(len(row.response) for row in rows) < len(scored.tokens) == recurring(scored.count)
+    assert predictors(packed, rows)[: scored.count] == [
+        token for row in rows for token in (row.prompt[-1], *row.response[:-1])
+    ]
+    table = spread(scored.tokens, scored)
+    assert [table[row, : len(each.response)].tolist() for row, each in enumerate(rows)] == [
+        list(each.response) for each in rows
+    ]

@@ -64,6 +64,7 @@ class _Tables(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, None]:
         first = grads[0]
         found = first.new_empty(ctx.count, *first.shape[2:])
+        found[ctx.packed.count :] = 0
         of_prompts: Tensor | None = None
         for piece, grad in zip(ctx.packed.pieces, grads, strict=True):
             places = piece.own_keys if ctx.of_keys else piece.asked
@@ -98,6 +99,7 @@ class _Join(torch.autograd.Function):
     def forward(ctx: Any, packed: Packed, *tables: Tensor) -> Tensor:
         ctx.packed, ctx.shapes = packed, [table.shape for table in tables]
         found = tables[0].new_empty(len(packed.ids), *tables[0].shape[2:])
+        found[packed.count :] = 0
         for piece, table in zip(packed.pieces, tables, strict=True):
             torch.index_select(table.flatten(0, 1), 0, piece.asked, out=found[piece.span])
         return found

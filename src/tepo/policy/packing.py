@@ -14,10 +14,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from tepo.policy.sequences import Scored, TokenSequence
+from tepo.policy.sequences import Scored, TokenSequence, recurring
 
 PIECE_TOKENS = 256
 """Tokens from which on a piece ends where lengths fall below half of its longest."""
+
+_TABLE_PARTS = 8  # of the sizes of tables; attention is little of a pass, and each has two or three
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Piece:
 
     Row r asks with its own `lengths[r]` tokens, which are places `span` of the pass, row after row; it sees those and,
     before them, its prefix. What fills a row up is its own last place, so that nothing of another row is near: no query
-    of its own sees that as a key, and no result is read.
+    of its own sees that as a key, and no result is read. The last rows may be repetitions that ask nothing (length 0).
     """
 
     span: slice
@@ -85,7 +87,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Packed:
-    """One pass over N tokens: `ids` [N], their `positions` [N], and the pieces that cover the places in order.
+    """One pass over N tokens: `ids` [N], their `positions` [N], and the pieces that cover the first `count` places in
+    order; what follows repeats the last token, up to a number that recurs.
 
     `ends` [B] are the places of the last prompt token of each row, `begins` [B] those of the first response token.
     Where prompts are shared they are the first piece.
@@ -96,6 +99,11 @@ class Packed:
     pieces: tuple[Piece, ...]
     ends: Tensor
     begins: Tensor
+
+    @property
+    def count(self) -> int:
+        """How many places the pieces cover."""
+        return int(self.pieces[-1].span.stop)
 
     def predicting(self, scored: Scored) -> Tensor:
         """Return the places [n] of the tokens that predict the scored ones."""
@@ -129,6 +137,9 @@ def pack(sequences: Sequence[TokenSequence], *, share: bool, device: torch.devic
     prompt_starts = [places_of_prompts[number[row.prompt]] for row in sequences] if share else starts
     ends = [start + len(row.prompt) - 1 for start, row in zip(prompt_starts, sequences, strict=True)]
     begins = starts if share else [end + 1 for end in ends]
+    more = recurring(len(ids)) - len(ids)
+    ids.extend(ids[-1:] * more)
+    positions.extend(positions[-1:] * more)
     tensors = [torch.tensor(each).to(device) for each in (ids, positions, ends, begins)]
     return Packed(tensors[0], tensors[1], tuple(pieces), tensors[2], tensors[3])
 
@@ -154,19 +165,21 @@ def _piece(
 ) -> Piece:
     """Return the piece whose rows lie one behind the other from place `first` on; owner, place and length of each
     row's prefix, if there are any."""
+    rows = torch.arange(recurring(len(lengths), _TABLE_PARTS)).clamp(max=len(lengths) - 1)
     size = torch.tensor(lengths)
-    begin = (size.cumsum(0) - size + first)[:, None]
-    last = size[:, None] - 1
-    queries = begin + torch.arange(max(lengths)).minimum(last)
+    begin = (size.cumsum(0) - size + first)[rows, None]
+    asking = torch.where(torch.arange(len(rows)) < len(lengths), size[rows], 0).to(device)
+    size, last = size[rows], size[rows, None] - 1
+    queries = begin + torch.arange(recurring(max(lengths), _TABLE_PARTS)).minimum(last)
     span = slice(first, first + sum(lengths))
     if not prefixes:
         queries = queries.to(device)
-        return Piece(span, queries, queries, size.to(device))
-    owners, places, before = torch.tensor(prefixes).unbind(1)
-    column = torch.arange(int((before + size).max())) - before[:, None]
+        return Piece(span, queries, queries, asking)
+    owners, places, before = torch.tensor(prefixes)[rows].unbind(1)
+    column = torch.arange(recurring(int((before + size).max()), _TABLE_PARTS)) - before[:, None]
     keys = torch.where(column < 0, (places + before)[:, None] + column, begin + column.minimum(last))
     of_prefix = Prefixes(owners.to(device), before.to(device), int(before.max()))
-    return Piece(span, queries.to(device), keys.to(device), size.to(device), of_prefix)
+    return Piece(span, queries.to(device), keys.to(device), asking, of_prefix)
 
 
 def _begins(rows: Sequence[tuple[int, ...]], first: int) -> list[int]:

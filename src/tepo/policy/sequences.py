@@ -49,13 +49,25 @@ class Scores:
 class Scored:
     """The scored tokens of a batch, row after row.
 
-    rows [N] and places [N]: the row of each and its place in the response; tokens [N]; mask [B, T].
+    rows [N] and places [N]: the row of each and its place in the response; tokens [N]; mask [B, T]. The first `count`
+    are the scored ones; what follows repeats the last, up to a number that recurs.
     """
 
     rows: Tensor
     places: Tensor
     tokens: Tensor
     mask: Tensor
+    count: int
+
+
+def recurring(count: int, parts: int = 32) -> int:
+    """Return `count` or a little more, at most 1 / `parts` of it, one of `parts` numbers between two powers of two.
+
+    The kernel libraries of processors compile code for every shape that they meet and keep it: in bfloat16 half a
+    millisecond and half a megabyte a product, up to a gigabyte in all. Sizes that recur find theirs made.
+    """
+    step = 1 << max(0, (count // parts).bit_length() - 1)
+    return -(-count // step) * step
 
 
 def check_sequences(sequences: Sequence[TokenSequence], *, vocabulary: int, max_positions: int) -> None:
@@ -94,14 +106,15 @@ def scored_tokens(sequences: Sequence[TokenSequence], *, width: int | None, devi
     mask = torch.tensor([[*row, *[False] * (columns - len(row))] for row in masks], dtype=torch.bool)
     mask = mask.view(len(sequences), columns)
     rows, places = mask.nonzero(as_tuple=True)
+    count = len(rows)
+    again = torch.arange(recurring(count)).clamp(max=count - 1)
     tokens = [
         token
         for sequence, chosen in zip(sequences, masks, strict=True)
         for token in itertools.compress(sequence.response, chosen)
     ]
-    return Scored(
-        rows.to(device), places.to(device), torch.tensor(tokens, dtype=torch.long).to(device), mask.to(device)
-    )
+    rows, places, ids = (each[again].to(device) for each in (rows, places, torch.tensor(tokens, dtype=torch.long)))
+    return Scored(rows, places, ids, mask.to(device), count)
 
 
 def padded(rows: Sequence[tuple[int, ...]], device: torch.device) -> Tensor:
@@ -117,7 +130,8 @@ def padded(rows: Sequence[tuple[int, ...]], device: torch.device) -> Tensor:
 def spread(values: Tensor, scored: Scored) -> Tensor:
     """Put values [N] of the scored tokens into their places [B, T]; zero elsewhere."""
     rows, columns = scored.mask.shape
-    flat = values.new_zeros(rows * columns).index_copy(0, scored.rows * columns + scored.places, values)
+    places = (scored.rows * columns + scored.places)[: scored.count]
+    flat = values.new_zeros(rows * columns).index_copy(0, places, values[: scored.count])
     return flat.view(rows, columns)
 
 

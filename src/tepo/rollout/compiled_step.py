@@ -10,11 +10,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from tepo.policy.compiler import use_threads_of_torch, why_no_compiler
+from tepo.policy.sequences import recurring
 from tepo.rollout.fused_model import FusedModel, Layer, Norm
 
 if TYPE_CHECKING:
     from tepo.rollout.fused_decoder import FusedRows
 
+_PARTS = 8  # of the numbers of rows that products have, as rows leave one by one
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -43,22 +45,24 @@ class CompiledStep:
     def __call__(self, rows: FusedRows, tokens: Tensor, at: Tensor) -> Tensor:
         """Put one token of each row at the places `at` [B] of the cache; return the logits [B, V] after it."""
         use_threads_of_torch()
-        model = self._model
+        model, count = self._model, len(tokens)
+        size = recurring(count, _PARTS)  # products have a few rows of zeros more
         x = functional.embedding(tokens, model.embedding)
         places, slots, stream = at.numpy(), rows.slots.numpy(), x.numpy()
-        normed = torch.empty(x.shape, dtype=self._dtype)
-        attended = torch.empty(len(x), model.heads * model.size, dtype=self._dtype)
+        normed = torch.zeros(size, x.shape[1], dtype=self._dtype)
+        attended = torch.zeros(size, model.heads * model.size, dtype=self._dtype)
         delta = torch.zeros_like(normed)  # what is still to be added to the residual stream
         for index, layer in enumerate(model.layers):
-            self._add_and_norm(stream, delta, layer.before_attention, normed)
-            self._attend(layer, layer.qkv(normed), places, slots, rows.keys[index], rows.values[index], attended)
-            self._add_and_norm(stream, layer.output(attended), layer.before_mlp, normed)
+            self._add_and_norm(stream, delta[:count], layer.before_attention, normed[:count])
+            fused = layer.qkv(normed)[:count]
+            self._attend(layer, fused, places, slots, rows.keys[index], rows.values[index], attended[:count])
+            self._add_and_norm(stream, layer.output(attended)[:count], layer.before_mlp, normed[:count])
             both = layer.gate_up(normed)
-            product = torch.empty(len(x), both.shape[1] // 2, dtype=self._dtype)
-            self._compiled.gate(_array(both), _array(product))
+            product = torch.zeros(size, both.shape[1] // 2, dtype=self._dtype)
+            self._compiled.gate(_array(both[:count]), _array(product[:count]))
             delta = layer.down(product)
-        self._add_and_norm(stream, delta, model.norm, normed)
-        return model.head(normed).float()
+        self._add_and_norm(stream, delta[:count], model.norm, normed[:count])
+        return model.head(normed)[:count].float()
 
     def _attend(
         self, layer: Layer, fused: Tensor, at: Any, slots: Any, keys: Tensor, values: Tensor, out: Tensor
