@@ -86,6 +86,7 @@ def test_compiled_statistics_are_those_of_tensor_operations(temperature: float) 
 @pytest.mark.parametrize("compiled", [True, False])
 def test_what_is_no_distribution_has_no_statistics(value: float, place: int, compiled: bool) -> None:
     logits = torch.zeros(3, 6000)
+    logits[1, : place + 1] = -math.inf  # nothing but it may be all that a part of the row holds
     logits[1, place] = value
     logits[2] = -math.inf
     logp, entropy = token_statistics_from_logits(logits, torch.zeros(3, dtype=torch.long), compiled=compiled)

@@ -152,7 +152,7 @@ def test_a_token_of_probability_zero_is_never_chosen() -> None:
     assert choose_compiled(SamplingConfig(temperature=0.0), torch.tensor([[1.0, 5.0, 5.0]]), [0.0]).tokens == [1]
 
 
-@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("wrong", [math.nan, -math.nan, math.inf, -math.inf])
 def test_what_is_no_distribution_has_no_log_prob(wrong: float) -> None:
     logits = normal(3, 600)
     logits[1, slice(None) if wrong == -math.inf else 400] = wrong

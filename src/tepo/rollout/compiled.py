@@ -17,7 +17,12 @@ import numba
 import numpy as np
 from numba.extending import overload
 
-from tepo.policy.compiled_softmax import BLOCK, NOTHING, block_sums, compiled, compiled_for_threads, exp
+from tepo.policy.compiled_softmax import BLOCK, NOTHING, block_sums, compiled, compiled_for_threads, exp, greatest
+from tepo.policy.prefetch import LINE, prefetch
+
+AHEAD = 16
+"""Rows of a cache that are asked for before they are read: memory answers late, and rows of different heads are too far
+apart for the processor to guess."""
 
 
 @compiled_for_threads
@@ -52,6 +57,7 @@ def attend(
     size = keys.shape[2]
     heads = out.shape[1] // size
     key_heads = (fused.shape[1] // size - heads) // 2
+    group = heads // key_heads
     for task in numba.prange(fused.shape[0] * key_heads):
         row, key_head = task // key_heads, task % key_heads
         pair = slots[row] * key_heads + key_head
@@ -63,21 +69,19 @@ def attend(
         _store(new, keys[pair, at[row]])
         for i in range(size):
             values[pair, at[row], i] = source[heads + key_heads + key_head, i]
-        scores = np.empty(tokens, np.float32)
-        for head in range(key_head * (heads // key_heads), (key_head + 1) * (heads // key_heads)):
-            _turned(source[head], turn, query_norm, epsilon, new)
-            largest = _scores(new, keys[pair], scale, scores)
-            total = np.float32(0)
-            for j in range(tokens):
-                scores[j] = exp(scores[j] - largest)
-                total += scores[j]
-            new[:] = 0
-            for j in range(tokens):
-                share = scores[j] / total
-                value = values[pair, j]
-                for i in range(size):
-                    new[i] += share * _wide(value[i])
-            _store(new, out[row, head * size : (head + 1) * size])
+        queries = np.empty((group, size), np.float32)
+        for member in range(group):
+            _turned(source[key_head * group + member], turn, query_norm, epsilon, queries[member])
+        shares = np.empty((group, tokens), np.float32)
+        _scores(queries, keys[pair], shares)
+        for member in range(group):
+            _softmax(shares[member], scale)
+        attended = queries  # no longer needed
+        attended[:] = 0
+        _add_shares(shares, values[pair], attended)
+        for member in range(group):
+            head = key_head * group + member
+            _store(attended[member], out[row, head * size : (head + 1) * size])
 
 
 @compiled_for_threads
@@ -135,9 +139,7 @@ def draw(logits: Any, scale: Any, uniform: Any, greedy: bool, tokens: Any, logp:
     size = logits.shape[1]
     for row in numba.prange(logits.shape[0]):
         z = logits[row]
-        largest = np.float32(-np.inf)
-        for v in range(size):
-            largest = max(largest, z[v])
+        largest = greatest(z)
         sums = np.empty((size + BLOCK - 1) // BLOCK, np.float64)
         moment = 0.0
         for block in range(sums.shape[0]):
@@ -195,17 +197,75 @@ def _turned(source: Any, turn: Any, norm: Any, epsilon: Any, out: Any) -> None:
 
 
 @compiled
-def _scores(query: Any, keys: Any, scale: Any, out: Any) -> Any:
-    """Write scale * keys @ query for as many keys as `out` has room for; return the largest."""
-    largest = np.float32(-np.inf)
-    for j in range(out.shape[0]):
+def _scores(queries: Any, keys: Any, out: Any) -> None:
+    """Write the products [G, tokens] of queries [G, size] and as many keys as `out` has room for.
+
+    Four keys at a time: a query is read once for them, and their sums do not wait for each other.
+    """
+    tokens = out.shape[1]
+    whole = tokens - tokens % 4
+    for j in range(0, whole, 4):
+        k0, k1, k2, k3 = keys[j], keys[j + 1], keys[j + 2], keys[j + 3]
+        _prefetch_rows(keys, j + AHEAD)
+        for member in range(queries.shape[0]):
+            query = queries[member]
+            s0 = s1 = s2 = s3 = np.float32(0)
+            for i in range(query.shape[0]):
+                s0 += query[i] * _wide(k0[i])
+                s1 += query[i] * _wide(k1[i])
+                s2 += query[i] * _wide(k2[i])
+                s3 += query[i] * _wide(k3[i])
+            out[member, j], out[member, j + 1], out[member, j + 2], out[member, j + 3] = s0, s1, s2, s3
+    for j in range(whole, tokens):
         key = keys[j]
-        total = np.float32(0)
-        for i in range(query.shape[0]):
-            total += query[i] * _wide(key[i])
-        out[j] = total * scale
-        largest = max(largest, out[j])
-    return largest
+        for member in range(queries.shape[0]):
+            total = np.float32(0)
+            for i in range(key.shape[0]):
+                total += queries[member, i] * _wide(key[i])
+            out[member, j] = total
+
+
+@compiled
+def _softmax(scores: Any, scale: Any) -> None:
+    """Replace scores by softmax(scale * scores)."""
+    largest, total = np.float32(-np.inf), np.float32(0)
+    for j in range(scores.shape[0]):
+        largest = max(largest, scores[j] * scale)
+    for j in range(scores.shape[0]):
+        scores[j] = exp(scores[j] * scale - largest)
+        total += scores[j]
+    for j in range(scores.shape[0]):
+        scores[j] /= total
+
+
+@compiled
+def _add_shares(shares: Any, values: Any, out: Any) -> None:
+    """Add shares [G, tokens] @ values to `out` [G, size], four values at a time."""
+    tokens = shares.shape[1]
+    whole = tokens - tokens % 4
+    for j in range(0, whole, 4):
+        v0, v1, v2, v3 = values[j], values[j + 1], values[j + 2], values[j + 3]
+        _prefetch_rows(values, j + AHEAD)
+        for member in range(out.shape[0]):
+            share, total = shares[member], out[member]
+            for i in range(total.shape[0]):
+                total[i] += (share[j] * _wide(v0[i]) + share[j + 1] * _wide(v1[i])) + (
+                    share[j + 2] * _wide(v2[i]) + share[j + 3] * _wide(v3[i])
+                )
+    for j in range(whole, tokens):
+        value = values[j]
+        for member in range(out.shape[0]):
+            for i in range(value.shape[0]):
+                out[member, i] += shares[member, j] * _wide(value[i])
+
+
+@compiled
+def _prefetch_rows(cache: Any, first: Any) -> None:
+    """Ask for four rows of a cache, as far as there are any."""
+    for j in range(first, min(first + 4, cache.shape[0])):
+        row = cache[j]
+        for i in range(0, row.shape[0], LINE // row.itemsize):
+            prefetch(row, i)
 
 
 @compiled
