@@ -25,7 +25,7 @@ from tepo.rollout.tensor_step import TensorStep
 pytest.importorskip("numba")
 assert why_not_compiled(torch.device("cpu"), torch.float32, torch.float32) is None
 
-from tepo.rollout import compiled  # noqa: E402
+from tepo.rollout import compiled, compiled_attention  # noqa: E402
 from tepo.rollout.compiled_choice import choose_compiled  # noqa: E402
 
 Make = Callable[..., Policy]
@@ -91,7 +91,7 @@ def test_attention_sees_its_own_tokens_and_nothing_else(dtype: torch.dtype, norm
         for head in (queries, new_keys)
     ]
     keys, values, out = (*(each.flatten(0, 1) for each in cache), torch.empty(rows, heads * size, dtype=dtype))
-    compiled.attend(
+    compiled_attention.attend(
         array(fused),
         torch.view_as_real(turns).flatten(-2).numpy(),
         at.numpy(),

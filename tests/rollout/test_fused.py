@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +12,8 @@ from tepo.core.errors import InputError
 from tepo.policy import LoraConfig, Policy, PolicyConfig, load_policy
 from tepo.rollout import Response, SamplingConfig, sample, why_plain
 from tepo.rollout.choosing import decoder_for
-from tepo.rollout.fused_model import FusedModel, fused_model
+from tepo.rollout.fused_decoder import FusedDecoder, FusedRows
+from tepo.rollout.fused_model import fused_model
 
 Make = Callable[..., Policy]
 
@@ -160,8 +161,14 @@ def test_an_adapter_runs_the_models_own_forward_pass() -> None:
 
 def test_a_disagreement_is_found_by_the_probe(random_policy: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = random_policy("llama")
-    logits = FusedModel.logits
-    monkeypatch.setattr(FusedModel, "logits", lambda self, x: 1.01 * logits(self, x))
+    prefill = FusedDecoder.prefill
+
+    def wrong(decoder: FusedDecoder, prompts: Sequence[Sequence[int]]) -> FusedRows:
+        rows = prefill(decoder, prompts)
+        rows.logits *= 1.01
+        return rows
+
+    monkeypatch.setattr(FusedDecoder, "prefill", wrong)
     assert "standard deviations from the model's own" in str(why_plain(policy))
     monkeypatch.undo()
     assert "standard deviations" in str(why_plain(policy)), "a model is probed once"

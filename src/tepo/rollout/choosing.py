@@ -80,7 +80,7 @@ def _plain(policy: Policy) -> ModelDecoder:
 def _fused(policy: Policy, model: FusedModel, dtype: torch.dtype, *, compiled: bool) -> FusedDecoder:
     """Return the decoder of a fused model, with compiled steps where they are wanted and this machine can."""
     compiled = compiled and why_not_compiled(model.device, model.embedding.dtype, dtype) is None
-    step = CompiledStep(model, dtype) if compiled else TensorStep(model)
+    step = CompiledStep(model, dtype) if compiled else TensorStep(model, dtype)
     return FusedDecoder(model, step, dtype=dtype, pad_id=policy.pad_id, max_positions=len(model.turns))
 
 

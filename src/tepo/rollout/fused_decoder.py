@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from tepo.rollout.decoder import prompt_batches
 from tepo.rollout.fused_model import FusedModel
@@ -118,35 +117,13 @@ class FusedDecoder:
         rows.logits = self._step(rows, torch.tensor(tokens, device=at.device), at)
 
     def _prefill(self, prompts: Sequence[Sequence[int]]) -> FusedRows:
-        model = self._model
-        device = model.device
+        device = self._model.device
         width = max(len(prompt) for prompt in prompts)
         ids = torch.tensor([list(prompt) + [self._pad_id] * (width - len(prompt)) for prompt in prompts], device=device)
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
         rows = self._empty(lengths, width, torch.empty(0))
-        x = functional.embedding(ids, model.embedding)
-        turns = model.turns[:width].unsqueeze(1)
-        real = (torch.arange(width, device=device) < lengths.unsqueeze(-1))[..., None, None]
-        for index, layer in enumerate(model.layers):
-            queries, keys, values = model.project(layer, x, turns)
-            for cache, new in ((rows.keys[index], keys), (rows.values[index], values)):
-                view = _by_slot(cache, model.key_heads)
-                view[:, :, :width] = new.where(real, 0.0).transpose(1, 2)
-            attended = functional.scaled_dot_product_attention(
-                queries.to(self._dtype).transpose(1, 2),
-                self._repeated(keys),
-                self._repeated(values),
-                is_causal=True,
-                scale=model.scale,
-            )
-            x = model.close(layer, x, attended.transpose(1, 2).flatten(2))
-        rows.logits = model.logits(x[torch.arange(len(prompts), device=device), lengths - 1])
+        rows.logits = self._step.prompts(rows, ids, lengths)
         return rows
-
-    def _repeated(self, heads: Tensor) -> Tensor:
-        """Return keys or values [b, L, K, size] as [b, H, L, size] in the compute precision."""
-        repeats = self._model.heads // self._model.key_heads
-        return heads.to(self._dtype).transpose(1, 2).repeat_interleave(repeats, 1)
 
     def _empty(self, lengths: Tensor, width: int, logits: Tensor) -> FusedRows:
         """Return rows with room for `width` columns and the spare ones."""

@@ -68,6 +68,7 @@ class FusedModel:
     heads: int
     key_heads: int
     size: int
+    inner: int
     scale: float
 
     @property
@@ -161,6 +162,7 @@ def fused_model(model: Any, *, dtype: torch.dtype, positions: int, on_demand: bo
         heads=heads,
         key_heads=key_heads,
         size=size,
+        inner=config.intermediate_size,
         scale=attention.scaling,
     )
 

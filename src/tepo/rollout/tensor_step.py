@@ -1,4 +1,4 @@
-"""One decoding step of a fused model by tensor operations, on any device."""
+"""Passes of a fused model by tensor operations, on any device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Step(Protocol):
-    """Feeds one token to each row."""
+    """Feeds prompts to new rows, and one token to each row."""
 
     @property
     def key_dtype(self) -> torch.dtype:
@@ -29,14 +29,19 @@ class Step(Protocol):
     def __call__(self, rows: FusedRows, tokens: Tensor, at: Tensor) -> Tensor:
         """Put `tokens` [B] at the places `at` [B] of the cache, which has room; return the logits [B, V] after them."""
 
+    def prompts(self, rows: FusedRows, ids: Tensor, lengths: Tensor) -> Tensor:
+        """Put the prompts `ids` [B, L], of `lengths` [B], into the cache, which is new and has room; return the logits
+        [B, V] after them."""
+
 
 class TensorStep:
     """A step that attends to all columns up to the longest row's and masks those a row does not have."""
 
     by_slot = False
 
-    def __init__(self, model: FusedModel) -> None:
+    def __init__(self, model: FusedModel, dtype: torch.dtype) -> None:
         self._model = model
+        self._dtype = dtype
         self.key_dtype = model.embedding.dtype
 
     def __call__(self, rows: FusedRows, tokens: Tensor, at: Tensor) -> Tensor:
@@ -52,6 +57,32 @@ class TensorStep:
         for index, layer in enumerate(model.layers):
             x = self._layer(layer, x, turns, rows.keys[index], rows.values[index], mask, place)
         return model.logits(x)
+
+    def prompts(self, rows: FusedRows, ids: Tensor, lengths: Tensor) -> Tensor:
+        """Put prompts into the cache, zero beyond each; return the logits [B, V] after them."""
+        model, (count, width) = self._model, ids.shape
+        x = functional.embedding(ids, model.embedding)
+        turns = model.turns[:width].unsqueeze(1)
+        real = (torch.arange(width, device=ids.device) < lengths.unsqueeze(-1))[..., None, None]
+        for index, layer in enumerate(model.layers):
+            queries, keys, values = model.project(layer, x, turns)
+            for cache, new in ((rows.keys[index], keys), (rows.values[index], values)):
+                view = cache.view(count, model.key_heads, -1, model.size)
+                view[:, :, :width] = new.where(real, 0.0).transpose(1, 2)
+            attended = functional.scaled_dot_product_attention(
+                queries.to(self._dtype).transpose(1, 2),
+                self._repeated(keys),
+                self._repeated(values),
+                is_causal=True,
+                scale=model.scale,
+            )
+            x = model.close(layer, x, attended.transpose(1, 2).flatten(2))
+        return model.logits(x[torch.arange(count, device=ids.device), lengths - 1])
+
+    def _repeated(self, heads: Tensor) -> Tensor:
+        """Return keys or values [b, L, K, size] as [b, H, L, size] in the compute precision."""
+        repeats = self._model.heads // self._model.key_heads
+        return heads.to(self._dtype).transpose(1, 2).repeat_interleave(repeats, 1)
 
     def _layer(
         self,
